@@ -45,9 +45,9 @@ class Shrunk:
 class OneBug(Subject):
     """A subject whose search ends at the first bug."""
 
-    def uphold(self, law: Law, case: Case) -> None:
+    def check(self, law: Law, case: Case) -> None:
         """Raise TimeUp once a bug is known."""
-        super().uphold(law, case)
+        super().check(law, case)
         if self.known.failures:
             raise TimeUp
 
@@ -70,7 +70,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         with suppress(TimeUp):
             of_law = law_named(law)
             for case in Stream(subject.cases(**of_law.draws), Random(seed), limit):
-                subject.uphold(of_law, case)
+                subject.check(of_law, case)
         seconds = time.perf_counter() - start
         subject.runs.journal.close()
         assert subject.known.failures, f"{law} on {dtype} does not find {spec} by itself"

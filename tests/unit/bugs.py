@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
 from tests.harness.verdict import Finding
 
@@ -31,7 +31,7 @@ def runner(wrong: Wrong) -> Callable[[str, Case, frozenset[str]], Finding | None
     return run
 
 
-def bug(case: Case, tensors: tuple[str, ...], *needs: Need, law: str = "forward", **fields: Any) -> Bug:
+def bug(case: Case, tensors: tuple[str, ...], *needs: Condition, law: str = "forward", **fields: Any) -> Bug:
     known = finding(set(tensors), **fields) or Finding(claim="it runs", kind="died", **fields)
     environment = {"device": "cpu", "device_name": "abacus"}
     failure = Failure("k.py:f", (), law, case, kernel="k", finding=known, environment=environment)
@@ -42,11 +42,11 @@ def all_laid_out(case: Case, layout: str) -> Case:
     return replace(case, q_layout=layout, k_layout=layout, v_layout=layout, dout_layout=layout)
 
 
-CAUSAL = Need("causal", (True,), (False,))
-GROUP = Need("group", (2,), (1,))
-LONG = Need("seqlen_k", (65,), (0, 64))
-UNEQUAL = Need("lengths", ("more keys than queries",), ("equal",))
-OF_V = Need("v_values", ("set",), ("normal",))
+CAUSAL = Condition("causal", (True,), (False,))
+GROUP = Condition("group", (2,), (1,))
+LONG = Condition("seqlen_k", (65,), (0, 64))
+UNEQUAL = Condition("lengths", ("more keys than queries",), ("equal",))
+OF_V = Condition("v_values", ("set",), ("normal",))
 
 
 def causal(case: Case) -> set[str]:

@@ -38,7 +38,7 @@ SubjectOf = Callable[..., Subject]
 def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
     """Run a law on a case, and return the one finding of it that is new to the subject."""
     known = set(subject.known.failures)
-    subject.uphold(law_named(law_name), case)
+    subject.check(law_named(law_name), case)
     (new,) = subject.known.failures.keys() - known
     return subject.known.failures[new].finding
 

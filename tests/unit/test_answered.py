@@ -7,7 +7,7 @@ import pytest
 
 from kernels.contract.parsing import PLAIN_FUNCTION
 from strategies.case import Case
-from tests.harness.diagnosis.confirmation import certain
+from tests.harness.diagnosis.confirmation import confirmed
 from tests.harness.running.learned_claims import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 
 
@@ -65,8 +65,8 @@ def test_a_case_that_is_refused_is_not_claimed() -> None:
 def test_lengths_that_are_refused_are_no_border_of_a_bug() -> None:
     case = Case(seqlen_q=65, seqlen_k=64, group=2)
     claims = asked(lambda case: case.seqlen_q > 128)
-    assert list(certain((), case, lambda case: not claims.refuses(case), claims)) == []
-    shown = list(certain((), case, lambda case: case.seqlen_q > 64 and not claims.refuses(case), claims))
+    assert list(confirmed((), case, lambda case: not claims.refuses(case), claims)) == []
+    shown = list(confirmed((), case, lambda case: case.seqlen_q > 64 and not claims.refuses(case), claims))
     assert [(need.name, need.side) for need in shown] == [("seqlen_q", ("above", 64))]
 
 

@@ -13,18 +13,18 @@ from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
-from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.avoidance import Closed, elsewhere
-from tests.harness.bugs.bug import Bug, Need, Severity, Sightings, in_parts, met_again
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.avoidance import Avoided, steer_away
+from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity, in_parts, met_again
 from tests.harness.bugs.counterfactuals import needs_of
-from tests.harness.bugs.dense import ORDINARY, ordinary_cases, wrong_alone
+from tests.harness.bugs.dense import ORDINARY, ordinary_cases, symptoms_apart_from_forward
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
-from tests.harness.bugs.restatement import by_forward, plainly
+from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward
 from tests.harness.diagnosis.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
-from tests.harness.diagnosis.shrink import RUNS, gently_reduced
+from tests.harness.diagnosis.shrink import RUNS, shrunk_in_few_runs
 from tests.harness.report.conclusion import merged, replaced
 from tests.harness.report.ledger import Ledger
-from tests.harness.report.wording import annotation, needed, rank, severity, told
+from tests.harness.report.wording import annotation, conditions_of, rank, severity, told
 from tests.harness.symptoms import is_in_common, is_not_cured, is_small
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
 from tests.unit.bugs import (
@@ -50,30 +50,33 @@ from tests.unit.bugs import (
 @pytest.mark.parametrize(
     ("need", "text"),
     [
-        (Need("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
-        (Need("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
-        (Need("sm_scale", (0.0,), (None,)), "sm_scale other than default"),
-        (Need("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),
-        (Need("sm_scale", (-0.125,), (None,)), "sm_scale other than default"),
-        (Need("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),
-        (Need("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
-        (Need("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
-        (Need("seqlen_k", (129,), (127, 128, 256), is_certain=True), "seqlen_k above and no multiple of 128"),
-        (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
-        (Need("seqlen_k", (0,), (1,)), "no keys"),
-        (Need("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
-        (Need("heads_kv", (3,), (2, 4)), "odd heads_kv"),
-        (Need("heads_kv", (3,), (2,)), "heads_kv above 2"),
-        (Need("group", (2, 3), (1, 4)), "group 2"),
-        (Need("window", (116,), (0,)), "window above 0"),
-        (Need("softcap", (5.0,), (0.0,)), "softcap above 0.0"),
+        (Condition("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
+        (Condition("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
+        (Condition("sm_scale", (0.0,), (None,)), "sm_scale other than default"),
+        (Condition("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),
+        (Condition("sm_scale", (-0.125,), (None,)), "sm_scale other than default"),
+        (Condition("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),
+        (Condition("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
+        (Condition("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
+        (
+            Condition("seqlen_k", (129,), (127, 128, 256), is_certain=True),
+            "seqlen_k above and no multiple of 128",
+        ),
+        (Condition("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
+        (Condition("seqlen_k", (0,), (1,)), "no keys"),
+        (Condition("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
+        (Condition("heads_kv", (3,), (2, 4)), "odd heads_kv"),
+        (Condition("heads_kv", (3,), (2,)), "heads_kv above 2"),
+        (Condition("group", (2, 3), (1, 4)), "group 2"),
+        (Condition("window", (116,), (0,)), "window above 0"),
+        (Condition("softcap", (5.0,), (0.0,)), "softcap above 0.0"),
         (CAUSAL, "causal True"),
-        (Need("ragged", ("paged", "cache"), ("none",)), "ragged cache or paged"),
-        (Need("bias", ("full", "of_keys"), ("none",)), "bias full"),
+        (Condition("ragged", ("paged", "cache"), ("none",)), "ragged cache or paged"),
+        (Condition("bias", ("full", "of_keys"), ("none",)), "bias full"),
     ],
 )
-def test_what_a_bug_needs_in_words(need: Need, text: str) -> None:
-    assert needed(bug(CASE, ("dk",), need)) == f"only with {text}"
+def test_what_a_bug_needs_in_words(need: Condition, text: str) -> None:
+    assert conditions_of(bug(CASE, ("dk",), need)) == f"only with {text}"
 
 
 def with_finding(known: Bug, finding: Finding) -> Bug:
@@ -81,11 +84,11 @@ def with_finding(known: Bug, finding: Finding) -> Bug:
 
 
 class TestAttribution:
-    def left(self, wrong: Wrong, case: Case, *known: Bug) -> tuple[Broken | None, list[Bug]]:
+    def left(self, wrong: Wrong, case: Case, *known: Bug) -> tuple[FailingExample | None, list[Bug]]:
         run = runner(wrong)
         found = run("forward", case, frozenset())
         assert found is not None
-        outcome = attribute(Broken("forward", case, found), known, run, CLAIMS)
+        outcome = explain_by_known_bugs(FailingExample("forward", case, found), known, run, CLAIMS)
         return outcome.rest, outcome.blamed
 
     def test_a_failure_that_goes_away_without_what_a_bug_needs_is_explained(self) -> None:
@@ -135,11 +138,11 @@ class TestAttribution:
         assert rest.finding.tensor == "dq"
         assert not is_same(known, bug(CASE, ("dq",), CAUSAL), runner(of_two), CLAIMS)
         third = bug(CASE, ("dq",), GROUP)
-        assert wrong_alone(CASE, runner(of_two), CLAIMS) == {"dq"}
-        assert wrong_alone(CASE, runner(of_two), CLAIMS, [third]) == set()
+        assert symptoms_apart_from_forward(CASE, runner(of_two), CLAIMS) == {"dq"}
+        assert symptoms_apart_from_forward(CASE, runner(of_two), CLAIMS, [third]) == set()
 
     def test_nan_of_out_that_reaches_a_gradient_is_explained_with_it(self) -> None:
-        def left(kind_of_dq: str) -> Broken | None:
+        def left(kind_of_dq: str) -> FailingExample | None:
             def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
                 dq = (
                     ("dq",) if case.seqlen_q == CASE.seqlen_q else ()
@@ -150,7 +153,9 @@ class TestAttribution:
 
             found = run("backward", CASE, frozenset())
             assert found is not None
-            return attribute(Broken("backward", CASE, found), [bug(CASE, ("out",), CAUSAL)], run, CLAIMS).rest
+            return explain_by_known_bugs(
+                FailingExample("backward", CASE, found), [bug(CASE, ("out",), CAUSAL)], run, CLAIMS
+            ).rest
 
         assert left("nonfinite") is None
         assert left("error") is not None
@@ -175,7 +180,7 @@ class TestAttribution:
         assert self.left(causal, CASE, known)[0] is not None
 
     def test_huge_strides_are_one_bug_whatever_they_break(self) -> None:
-        known = bug(CASE, (), Need("huge", (True,), (False,)))
+        known = bug(CASE, (), Condition("huge", (True,), (False,)))
         case = replace(CASE, v_layout="huge")
         assert self.left(lambda c: {"dq"} if c.v_layout == "huge" else set(), case, known) == (None, [known])
 
@@ -187,7 +192,7 @@ class TestNeeds:
         def fails(case: Case) -> bool:
             return case.causal and (case.seqlen_k > 1 or case.head_dim == 16)
 
-        by_luck = Need("head_dim", (16,), (64,))
+        by_luck = Condition("head_dim", (16,), (64,))
         assert needs_of([CAUSAL, by_luck], [small], fails, CLAIMS) == (CAUSAL, by_luck)
         assert needs_of([CAUSAL, by_luck], [small, CASE], fails, CLAIMS) == (CAUSAL,)
 
@@ -200,7 +205,7 @@ class TestNeeds:
         assert needs_of([CAUSAL], [small, CASE], fails, CLAIMS) == (CAUSAL,)
 
     def test_nor_is_one_that_only_a_change_of_what_is_simplest_cures(self) -> None:
-        small, scale = replace(CASE, group=1), Need("sm_scale", (None,), (1.0,))
+        small, scale = replace(CASE, group=1), Condition("sm_scale", (None,), (1.0,))
 
         def fails(case: Case) -> bool:
             return (case.causal or case.group > 1) and case.sm_scale is None
@@ -212,22 +217,26 @@ class TestNeeds:
         [
             (CAUSAL, {"causal": True}, {"causal": False}),
             (LONG, {"seqlen_k": 200}, {"seqlen_k": 30}),
-            (Need("seqlen_k", (0,), (1, 2)), {"seqlen_k": 0}, {"seqlen_k": 9}),
-            (Need("seqlen_k", (1,), (0,)), {"seqlen_k": 9}, {"seqlen_k": 0}),
+            (Condition("seqlen_k", (0,), (1, 2)), {"seqlen_k": 0}, {"seqlen_k": 9}),
+            (Condition("seqlen_k", (1,), (0,)), {"seqlen_k": 9}, {"seqlen_k": 0}),
             (
-                Need("seqlen_k", (129,), (127, 128, 256), is_certain=True),
+                Condition("seqlen_k", (129,), (127, 128, 256), is_certain=True),
                 {"seqlen_k": 200},
                 {"seqlen_k": 100},
             ),
-            (Need("seqlen_k", (33,), (32, 64)), {"seqlen_k": 65}, {"seqlen_k": 64}),
-            (Need("seqlen_k", (1,), (64, 128)), {"seqlen_k": 65}, {"seqlen_k": 192}),
+            (Condition("seqlen_k", (33,), (32, 64)), {"seqlen_k": 65}, {"seqlen_k": 64}),
+            (Condition("seqlen_k", (1,), (64, 128)), {"seqlen_k": 65}, {"seqlen_k": 192}),
             (UNEQUAL, {"seqlen_k": 3}, {"seqlen_k": 70}),
             (OF_V, {"v_values": "zeros"}, {"v_values": "normal"}),
-            (Need("block_m", (64,), (128,)), {}, {"launch": (("block_m", 128),)}),
-            (Need("k and v layouts", ("other",), ("contiguous",)), {"k_layout": "gap"}, {"q_layout": "gap"}),
+            (Condition("block_m", (64,), (128,)), {}, {"launch": (("block_m", 128),)}),
+            (
+                Condition("k and v layouts", ("other",), ("contiguous",)),
+                {"k_layout": "gap"},
+                {"q_layout": "gap"},
+            ),
         ],
     )
-    def test_a_case_meets_what_it_may_show(self, need: Need, met: Any, unmet: Any) -> None:
+    def test_a_case_meets_what_it_may_show(self, need: Condition, met: Any, unmet: Any) -> None:
         assert need.is_met(replace(CASE, **met))
         assert not need.is_met(replace(CASE, **unmet))
 
@@ -277,7 +286,7 @@ class TestNeeds:
     def test_an_exception_that_is_raised_at_one_line_is_one_bug(self) -> None:
         """Which fields cure it may differ from case to case, but the line is the same."""
 
-        def raising(line: int, *needs: Need, words: str = "size 16", more: str = "") -> Bug:
+        def raising(line: int, *needs: Condition, words: str = "size 16", more: str = "") -> Bug:
             known = bug(CASE, (), *needs)
             detail = f'  File "k.py", line 3, in f\n    g(q)\n  File "k.py", line {line}, in g\n{more}'
             finding = Finding(claim=f"raised ValueError: {words}", kind="exception", detail=detail)
@@ -291,7 +300,7 @@ class TestNeeds:
         assert not raising(9, CAUSAL).is_like(raising(9, GROUP, words="stride 16"))
 
     def test_a_contract_that_is_broken_in_the_same_words_is_one_bug(self) -> None:
-        def breaking(words: str, *needs: Need) -> Bug:
+        def breaking(words: str, *needs: Condition) -> Bug:
             return with_finding(
                 bug(CASE, ("out",), *needs), Finding(claim=words, kind="contract", tensor="out")
             )
@@ -310,7 +319,7 @@ class TestNeeds:
             assert not breaking(one, LONG).could_break(breaking(other).failure.finding)
 
     def test_what_a_kernel_keeps_from_call_to_call_is_one_bug_with_what_comes_and_goes(self) -> None:
-        def found(law: str, *tensors: str, shown: int = 20, needs: tuple[Need, ...] = ()) -> Bug:
+        def found(law: str, *tensors: str, shown: int = 20, needs: tuple[Condition, ...] = ()) -> Bug:
             return replace(bug(CASE, tensors, *needs, law=law), severity=Severity(shown, 20))
 
         def at_times(*tensors: str, **fields: Any) -> Bug:
@@ -343,15 +352,15 @@ class TestNeeds:
 
     def test_roundings_to_one_format_are_one_bug_in_all_dtypes(self) -> None:
         """In float32 they always show, in bfloat16 only with some numbers, and in float16 they are right."""
-        of_dtype = Need("dtype", ("float32",), ("float16",))
+        of_dtype = Condition("dtype", ("float32",), ("float16",))
         small: dict[str, Any] = {"relative": 1e-3}
         large: dict[str, Any] = {"relative": 0.5}
         always = replace(bug(CASE, ("out",), of_dtype, **small), severity=Severity(20, 20))
-        elsewhere = replace(CASE, dtype="bfloat16", v_values="outliers")
+        steer_away = replace(CASE, dtype="bfloat16", v_values="outliers")
         run = runner(lambda case: {"dv", "out"} if case.dtype != "float16" else set())
         assert always.is_everywhere
-        assert is_same(always, bug(elsewhere, ("dv", "out"), OF_V, GROUP, **small), run, CLAIMS)
-        assert not is_same(always, bug(elsewhere, ("dv", "out"), OF_V, GROUP, **large), run, CLAIMS)
+        assert is_same(always, bug(steer_away, ("dv", "out"), OF_V, GROUP, **small), run, CLAIMS)
+        assert not is_same(always, bug(steer_away, ("dv", "out"), OF_V, GROUP, **large), run, CLAIMS)
         assert is_same(always, bug(CASE, ("out",), GROUP, **small), run, CLAIMS)
         assert not is_same(always, bug(CASE, ("out",), GROUP, **large), run, CLAIMS)
 
@@ -374,7 +383,7 @@ class TestNeeds:
             found = of_mask(law, case, ignored)
             return found and replace(found, kind="nonfinite" if case.causal else "error")
 
-        def nan(*needs: Need) -> Bug:
+        def nan(*needs: Condition) -> Bug:
             known = bug(CASE, ("out",), *needs)
             finding = replace(known.failure.finding, kind="nonfinite")
             return replace(known, failure=replace(known.failure, finding=finding))
@@ -395,7 +404,7 @@ class TestNeeds:
         assert not is_small(replace(known, relative=None))
 
     def test_scores_are_large_by_their_scale_or_by_their_numbers(self) -> None:
-        need = Need(SCORES, ("other",), ("ordinary",))
+        need = Condition(SCORES, ("other",), ("ordinary",))
         by_scale, by_numbers = replace(CASE, sm_scale=30.0), replace(CASE, k_values="positive")
         assert need.is_met(by_scale)
         assert need.is_met(by_numbers)
@@ -414,10 +423,12 @@ class TestNeeds:
 class TestPlainly:
     PART: Mapping[str, Any] = {"seqlen_k": 30, "causal": False}
 
-    def told(self, wrong: Wrong, law: str = "composition", **fields: Any) -> Broken:
+    def told(self, wrong: Wrong, law: str = "composition", **fields: Any) -> FailingExample:
         failed = finding({"out"})
         assert failed is not None
-        return plainly(Broken(law, CASE, failed, sizes=(self.PART,), **fields), runner(wrong), CLAIMS)
+        return restate_by_basic_law(
+            FailingExample(law, CASE, failed, sizes=(self.PART,), **fields), runner(wrong), CLAIMS
+        )
 
     def test_a_call_of_another_size_that_is_wrong_by_itself_is_told(self) -> None:
         told = self.told(lambda case: {"out"} if case.seqlen_k == 30 else set())
@@ -426,9 +437,9 @@ class TestPlainly:
     def test_a_call_of_another_size_is_wrong_with_ordinary_numbers_where_its_own_are_all_0(self) -> None:
         zeros, failed = replace(CASE, q_values="zeros"), finding({"out"})
         assert failed is not None
-        shrunk = Broken("composition", zeros, failed, sizes=(self.PART,))
+        shrunk = FailingExample("composition", zeros, failed, sizes=(self.PART,))
         wrong = runner(lambda case: {"out"} if case.seqlen_k == 30 and case.q_values == "normal" else set())
-        assert plainly(shrunk, wrong, CLAIMS).law == "forward"
+        assert restate_by_basic_law(shrunk, wrong, CLAIMS).law == "forward"
 
     def test_an_exception_is_told_of_the_call_that_raises_it(self) -> None:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
@@ -436,11 +447,13 @@ class TestPlainly:
 
         raised = Finding(claim="it raised", kind="exception", detail='File "mine.py", line 7, in forward')
         for law in ("composition", "determinism"):
-            told = plainly(Broken(law, CASE, raised, sizes=(self.PART,)), run, CLAIMS)
+            told = restate_by_basic_law(FailingExample(law, CASE, raised, sizes=(self.PART,)), run, CLAIMS)
             assert (told.law, told.case.seqlen_k, told.finding) == ("forward", 30, raised)
-        elsewhere = replace(raised, detail='File "mine.py", line 8, in forward')
+        steer_away = replace(raised, detail='File "mine.py", line 8, in forward')
         assert (
-            plainly(Broken("composition", CASE, elsewhere, sizes=(self.PART,)), run, CLAIMS).law
+            restate_by_basic_law(
+                FailingExample("composition", CASE, steer_away, sizes=(self.PART,)), run, CLAIMS
+            ).law
             == "composition"
         )
 
@@ -457,14 +470,16 @@ class TestPlainly:
     def test_equations_between_gradients_do_not_hold_at_a_wrong_lse(self) -> None:
         failed = finding({"dk"})
         assert failed is not None
-        told = plainly(Broken("identities", CASE, failed), runner(lambda case: {"lse"}), CLAIMS)
+        told = restate_by_basic_law(
+            FailingExample("identities", CASE, failed), runner(lambda case: {"lse"}), CLAIMS
+        )
         assert (told.law, told.finding.tensor) == ("forward", "lse")
 
     def test_what_is_wrong_without_nan_as_well_is_told_so(self) -> None:
         failed = finding({"out"})
         assert failed is not None
         case = replace(CASE, spikes=(Spike("v", (0, 0, 0, 0), "nan"), Spike("q", (0, 0, 0, 0), 4.0)))
-        told = plainly(Broken("special", case, failed), runner(causal), CLAIMS)
+        told = restate_by_basic_law(FailingExample("special", case, failed), runner(causal), CLAIMS)
         assert (told.law, told.case) == ("forward", replace(case, spikes=case.spikes[1:]))
 
     @pytest.mark.parametrize(("wrong", "law"), [({"out", "dv"}, "forward"), ({"lse", "dv"}, "backward")])
@@ -473,7 +488,10 @@ class TestPlainly:
     ) -> None:
         failed = finding(wrong)
         assert failed is not None
-        assert by_forward(Broken("backward", CASE, failed), runner(lambda case: wrong)).law == law
+        assert (
+            restate_by_forward(FailingExample("backward", CASE, failed), runner(lambda case: wrong)).law
+            == law
+        )
 
     @pytest.mark.parametrize("law", ["memory", "backward"])
     def test_other_laws_tell_of_themselves(self, law: str) -> None:
@@ -485,35 +503,37 @@ class TestElsewhere:
         return KnownFailure(what="", laws=("forward",), case=None, where=where, device="cpu", torch=("",))
 
     def test_a_case_of_a_known_failure_is_run_with_a_field_that_holds(self) -> None:
-        closed = Closed((self.known(k_layout=("gap", "offset")), self.known(causal=(True,), sm_scale=(0.0,))))
+        closed = Avoided(
+            (self.known(k_layout=("gap", "offset")), self.known(causal=(True,), sm_scale=(0.0,)))
+        )
         case = replace(CASE, k_layout="gap", q_layout="gap", sm_scale=0.0)
-        assert elsewhere(case, closed, CLAIMS) == replace(case, k_layout="contiguous", sm_scale=None)
+        assert steer_away(case, closed, CLAIMS) == replace(case, k_layout="contiguous", sm_scale=None)
 
     def test_a_case_that_meets_nothing_stays(self) -> None:
-        assert elsewhere(CASE, Closed((self.known(group=(3,)),)), CLAIMS) == CASE
+        assert steer_away(CASE, Avoided((self.known(group=(3,)),)), CLAIMS) == CASE
 
     @pytest.mark.parametrize("where", [{}, {"dtype": ("float32",)}])
     def test_a_case_that_cannot_be_told_apart_is_left_out(self, where: Any) -> None:
-        assert elsewhere(CASE, Closed((self.known(**where),)), CLAIMS) is None
+        assert steer_away(CASE, Avoided((self.known(**where),)), CLAIMS) is None
 
     def test_what_is_run_instead_is_claimed(self) -> None:
         claims = replace(CLAIMS, layouts=("bnhd", "gap"), causal=(True,))
-        closed = Closed((self.known(causal=(True,), q_layout=("gap",)),))
+        closed = Avoided((self.known(causal=(True,), q_layout=("gap",)),))
         case = all_laid_out(CASE, "gap")
-        moved = elsewhere(case, closed, claims)
+        moved = steer_away(case, closed, claims)
         assert moved == replace(case, q_layout="bnhd")
         assert moved is not None
         assert claims.admits(moved)
 
     def test_a_size_moves_to_the_nearest(self) -> None:
-        closed = Closed((self.known(seqlen_k=tuple(range(80, 100))),))
-        moved = elsewhere(CASE, closed, CLAIMS)
+        closed = Avoided((self.known(seqlen_k=tuple(range(80, 100))),))
+        moved = steer_away(CASE, closed, CLAIMS)
         assert moved is not None
         assert moved.seqlen_k in (79, 100)
 
     def test_a_bug_is_left_by_one_of_what_it_needs(self) -> None:
-        closed = Closed((), (bug(CASE, (), CAUSAL, GROUP),))
-        moved = elsewhere(CASE, closed, CLAIMS)
+        closed = Avoided((), (bug(CASE, (), CAUSAL, GROUP),))
+        moved = steer_away(CASE, closed, CLAIMS)
         assert moved == replace(CASE, causal=False)
 
     @pytest.mark.parametrize(("missed", "most"), [(0, MOST_BLAMED), (1, MOST_BLAMED_IN_DOUBT)])
@@ -526,7 +546,7 @@ class TestElsewhere:
         assert most > 1
         for blamed in range(most):
             assert not known.closed("forward"), blamed
-            known.blame(found, "forward", CASE, "out")
+            known.count(found, "forward", CASE, "out")
         assert known.closed("forward") == (found,)
 
     def test_failing_examples_of_other_processes_count_too(
@@ -539,7 +559,7 @@ class TestElsewhere:
         known.add(found)
         monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
         for _ in range(MOST_BLAMED):
-            other.blame(found, "forward", CASE, "out")
+            other.count(found, "forward", CASE, "out")
         monkeypatch.undo()
         for one in (known, of_float16):
             one.learn()
@@ -558,16 +578,19 @@ class TestElsewhere:
     def test_a_bug_of_large_scores_leaves_small_ones_to_be_tried(self, fields: Any, stays: bool) -> None:
         large = replace(CASE, sm_scale=30.0)
         case = replace(CASE, **fields)
-        for need in (Need(SCORES, ("other",), ("ordinary",)), Need("sm_scale", (30.0,), (None, 1.0))):
-            moved = elsewhere(case, Closed((), (bug(large, ("out",), need),)), CLAIMS)
+        for need in (
+            Condition(SCORES, ("other",), ("ordinary",)),
+            Condition("sm_scale", (30.0,), (None, 1.0)),
+        ):
+            moved = steer_away(case, Avoided((), (bug(large, ("out",), need),)), CLAIMS)
             assert (moved == case) == (stays if need.name == SCORES else case.sm_scale == 0)
 
     def test_a_bug_of_finite_large_scores_leaves_nan_to_be_tried(self) -> None:
         large, nan = (Spike("q", (0, 0, 0, 0), x) for x in (30.0, "nan"))
-        found = bug(replace(CASE, spikes=(large,)), ("out",), Need(SCORES, ("other",), ("ordinary",)))
+        found = bug(replace(CASE, spikes=(large,)), ("out",), Condition(SCORES, ("other",), ("ordinary",)))
         for spike, stays in ((large, False), (nan, True)):
             case = replace(CASE, spikes=(spike,))
-            assert (elsewhere(case, Closed((), (found,)), CLAIMS) == case) == stays
+            assert (steer_away(case, Avoided((), (found,)), CLAIMS) == case) == stays
 
 
 class TestGently:
@@ -578,7 +601,7 @@ class TestGently:
             runs.append(case)
             return fails(case)
 
-        *_, (smallest, needs) = gently_reduced(case, counted, CLAIMS)
+        *_, (smallest, needs) = shrunk_in_few_runs(case, counted, CLAIMS)
         return smallest, [need.name for need in needs], len(runs)
 
     def test_one_layout_is_found_in_few_runs(self) -> None:
@@ -635,7 +658,7 @@ class TestSeverity:
         assert [rank(x) for x in in_order[2:]] == ["crashes", "range", "special", "imprecise", "accepted"]
 
     def test_a_bug_in_lines(self) -> None:
-        seen = Sightings()
+        seen = Occurrences()
         for dtype in ("float16", "float16", "float32"):
             seen.add("forward", replace(CASE, dtype=dtype), "out")
         one = replace(bug(CASE, ("out",), CAUSAL, OF_V, ulps=3.0, relative=0.5), severity=self.ORDINARY)
@@ -649,9 +672,9 @@ class TestSeverity:
     def test_what_is_shared_comes_back(self) -> None:
         one = replace(bug(CASE, ("out",), CAUSAL, LONG), severity=self.ORDINARY, offers=("min_seqlen=1",))
         assert Bug.from_dict(json.loads(json.dumps(one.to_dict()))) == one
-        seen = Sightings()
+        seen = Occurrences()
         seen.add("forward", CASE, "out")
-        assert Sightings.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+        assert Occurrences.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
 
     def test_ordinary_cases_are_claimed_and_the_same_every_time(self) -> None:
         claims = replace(CLAIMS, causal_unequal_lengths=False)
@@ -679,7 +702,7 @@ class TestConclusion:
         twin = bug(CASE, ("dq",), CAUSAL, law="backward")
         other = bug(CASE, ("dq",), GROUP, law="backward")
         other = replace(other, failure=replace(other.failure, number=1))
-        seen = {one.key: Sightings(), twin.key: Sightings()}
+        seen = {one.key: Occurrences(), twin.key: Occurrences()}
         seen[twin.key].add("backward", CASE, "dq")
         found = merged({x.key: x for x in (one, twin, other)}, seen)
         assert [x.bug.key for x in found] == [one.key, other.key]
@@ -693,7 +716,7 @@ class TestConclusion:
         found = {
             name: bug(CASE, ("out",), need, law=name) for name, need in zip(LAWS_OF_THREE, needs, strict=True)
         }
-        seen = {known.key: Sightings() for known in found.values()}
+        seen = {known.key: Occurrences() for known in found.values()}
         for known, number in zip(found.values(), numbers, strict=True):
             for seed in range(number):
                 seen[known.key].add("forward", replace(CASE, seed=seed), "out")
@@ -784,7 +807,7 @@ class TestLessPrecise:
         assert not all_calls.are_of(
             [bug(CASE, ("out",))]
         )  # where it is always wrong, nothing is known of them
-        assert not all_calls.are_of([bug(CASE, ("dq",), Need("causal", (False,), (True,)))])
+        assert not all_calls.are_of([bug(CASE, ("dq",), Condition("causal", (False,), (True,)))])
 
     def test_a_call_that_needs_another_claim_is_none_of_them(self) -> None:
         all_calls = Imprecise()
@@ -842,9 +865,12 @@ class TestLedger:
         failed = finding({"out"})
         assert failed is not None
         ordinarily = runner(lambda case: {"out"} if case.q_values == "normal" else set())
-        told = plainly(Broken("exact", case, failed), ordinarily, CLAIMS)
+        told = restate_by_basic_law(FailingExample("exact", case, failed), ordinarily, CLAIMS)
         assert (told.law, told.case) == ("forward", replace(case, q_values="normal", spikes=()))
-        assert plainly(Broken("identities", case, failed), ordinarily, CLAIMS).law == "identities"
+        assert (
+            restate_by_basic_law(FailingExample("identities", case, failed), ordinarily, CLAIMS).law
+            == "identities"
+        )
 
 
 @pytest.mark.parametrize(("kind", "tensor", "expected"), [("memory", "q", True), ("memory", "out", False)])

@@ -9,20 +9,20 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
-from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Need, met_again
-from tests.harness.diagnosis.confirmation import accidental, certain
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Condition, met_again
+from tests.harness.diagnosis.confirmation import confirmed, refuted
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, UNEQUAL, bug
 
 CLAIMS = Capabilities(head_dims=(16, 64))
-BATCH = Need("batch", (2,), (1,))
+BATCH = Condition("batch", (2,), (1,))
 FEW: Mapping[str, Any] = {f"{tensor}_values": "zeros" for tensor in ("q", "k", "v", "dout")}
 
 
-def found(case: Case, fails: Callable[[Case], bool], *matter: Need) -> dict[str, Need]:
+def found(case: Case, fails: Callable[[Case], bool], *matter: Condition) -> dict[str, Condition]:
     """Return by name what is certain of a bug, given the fields that matter in its smallest case."""
-    return {need.name: need for need in certain(matter, case, fails, CLAIMS)}
+    return {need.name: need for need in confirmed(matter, case, fails, CLAIMS)}
 
 
 def test_what_cures_ordinary_numbers_is_certain() -> None:
@@ -39,7 +39,7 @@ def test_nothing_is_certain_of_what_ordinary_numbers_do_not_show() -> None:
 def test_what_ordinary_numbers_refute_is_an_accident() -> None:
     """Of few numbers, that of q is needed, and the batch: in the first sequence it is hidden."""
     case = Case(batch=2, seqlen_q=2, seqlen_k=2, causal=True, **FEW)
-    numbers = Need("qk_values", ("set",), ("normal",))
+    numbers = Condition("qk_values", ("set",), ("normal",))
     needs = (BATCH, numbers, CAUSAL)
 
     def fails(case: Case) -> bool:
@@ -48,20 +48,20 @@ def test_what_ordinary_numbers_refute_is_an_accident() -> None:
     def of_another(case: Case) -> bool:
         return fails(case) or case.batch == 1
 
-    def refuted(sure: tuple[Need, ...], fails: Callable[[Case], bool]) -> list[Need]:
-        return list(accidental(needs, sure, case, fails, CLAIMS))
+    def not_needed(sure: tuple[Condition, ...], fails: Callable[[Case], bool]) -> list[Condition]:
+        return list(refuted(needs, sure, case, fails, CLAIMS))
 
-    assert refuted((CAUSAL,), fails) == [BATCH, numbers]
-    assert refuted((), fails) == []
-    assert refuted((CAUSAL,), of_another) == [numbers]
-    assert refuted((CAUSAL,), lambda x: fails(x) and x.q_values == "zeros") == []
+    assert not_needed((CAUSAL,), fails) == [BATCH, numbers]
+    assert not_needed((), fails) == []
+    assert not_needed((CAUSAL,), of_another) == [numbers]
+    assert not_needed((CAUSAL,), lambda x: fails(x) and x.q_values == "zeros") == []
     # At some lengths another bug is cured by what is sure of this one.
-    assert refuted((CAUSAL,), lambda x: x.causal and (x.batch == 2 or x.seqlen_k == 66)) == [numbers]
+    assert not_needed((CAUSAL,), lambda x: x.causal and (x.batch == 2 or x.seqlen_k == 66)) == [numbers]
 
 
 def test_where_a_scale_makes_other_scores_one_seed_tells_nothing() -> None:
     """With a softmax of few large weights, most seeds hide a bug that does not depend on the scale."""
-    case, scale = Case(seqlen_q=2, seqlen_k=2, causal=True, **FEW), Need("sm_scale", (None,), (1.0,))
+    case, scale = Case(seqlen_q=2, seqlen_k=2, causal=True, **FEW), Condition("sm_scale", (None,), (1.0,))
 
     def hidden(case: Case) -> bool:
         return case.causal and (case.sm_scale is None or case.seed % 4 == 3)
@@ -70,9 +70,9 @@ def test_where_a_scale_makes_other_scores_one_seed_tells_nothing() -> None:
         return case.causal and case.sm_scale is None
 
     assert [*found(case, hidden, CAUSAL, scale)] == ["causal"]
-    assert list(accidental((scale,), (CAUSAL,), case, hidden, CLAIMS)) == [scale]
+    assert list(refuted((scale,), (CAUSAL,), case, hidden, CLAIMS)) == [scale]
     assert [*found(case, of_scale, CAUSAL, scale)] == ["causal", "sm_scale"]
-    assert not list(accidental((scale,), (CAUSAL,), case, of_scale, CLAIMS))
+    assert not list(refuted((scale,), (CAUSAL,), case, of_scale, CLAIMS))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,10 @@ def test_a_bug_of_a_last_tile_with_one_key_explains_no_other_tile_that_is_not_fu
     finding = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
 
     def left(keys: int, fails: Callable[[Case], bool]) -> bool:
-        broken = Broken("forward", replace(case, batch=2, seqlen_k=keys), finding)
-        rest = attribute(broken, [known], lambda law, x, _: finding if fails(x) else None, CLAIMS).rest
+        broken = FailingExample("forward", replace(case, batch=2, seqlen_k=keys), finding)
+        rest = explain_by_known_bugs(
+            broken, [known], lambda law, x, _: finding if fails(x) else None, CLAIMS
+        ).rest
         return rest is not None
 
     assert not left(33, lambda x: x.seqlen_k % 16 == 1)
@@ -139,7 +141,7 @@ def test_lengths_that_are_alike_for_any_tiles() -> None:
 
 def test_a_bug_of_lengths_of_no_rule_explains_what_the_next_length_cures() -> None:
     """The keys of two sequences are split into two parts, and those of one into three, so that a remainder differs."""
-    need = Need("seqlen_k", (37, 35, 41), (39,), is_certain=True)
+    need = Condition("seqlen_k", (37, 35, 41), (39,), is_certain=True)
     case, finding = Case(batch=2, seqlen_k=39), Finding(claim="so", kind="error", tensor="out")
 
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
@@ -147,14 +149,15 @@ def test_a_bug_of_lengths_of_no_rule_explains_what_the_next_length_cures() -> No
 
     assert need.is_met(case)
     known = bug(Case(seqlen_k=37), ("out",), need)
-    assert attribute(Broken("forward", case, finding), [known], run, CLAIMS).rest is None
+    assert explain_by_known_bugs(FailingExample("forward", case, finding), [known], run, CLAIMS).rest is None
 
 
 def test_bugs_that_show_at_lengths_of_no_rule_are_one() -> None:
     at_17, at_112 = (
-        bug(Case(seqlen_k=x), ("out",), Need("seqlen_k", (x, 35), (39,), is_certain=True)) for x in (17, 112)
+        bug(Case(seqlen_k=x), ("out",), Condition("seqlen_k", (x, 35), (39,), is_certain=True))
+        for x in (17, 112)
     )
-    other = bug(Case(seqlen_k=33), ("out",), Need("seqlen_k", (33,), (32,), is_certain=True))
+    other = bug(Case(seqlen_k=33), ("out",), Condition("seqlen_k", (33,), (32,), is_certain=True))
 
     def never(*_: object) -> None:
         pytest.fail("no case is run")
@@ -195,7 +198,7 @@ def test_whole_tiles_are_no_shorter() -> None:
 
 def test_a_certain_need_is_kept_whatever_is_met_again() -> None:
     case = Case(batch=2, seqlen_q=1, seqlen_k=2)
-    sure = Need(UNEQUAL.name, UNEQUAL.fails, UNEQUAL.holds, is_certain=True)
+    sure = Condition(UNEQUAL.name, UNEQUAL.fails, UNEQUAL.holds, is_certain=True)
     known, again = (
         bug(case, ("out",), sure, BATCH),
         bug(Case(batch=2, seqlen_q=2, seqlen_k=2), ("out",), BATCH),

@@ -45,7 +45,7 @@ from tests.unit.toys import ROWS
 class TestChild:
     def test_a_sound_kernel_holds(self, subject_of: SubjectOf) -> None:
         subject = subject_of("sound")
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         assert subject.tally.examples == 1
         assert subject.tally.broken == 0
         assert 0 < subject.tally.worst < 1
@@ -125,7 +125,7 @@ class TestChild:
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
-        subject.uphold(law_named("forward"), SMALL)
+        subject.check(law_named("forward"), SMALL)
         assert subject.tally.examples == 2
 
     def test_a_child_that_others_have_killed_says_nothing_against_the_kernel(self, child: Child) -> None:
@@ -226,7 +226,7 @@ class TestChild:
         slow = Child("cpu")
         subject = in_little_time(subject_of("hanging", child=slow), monkeypatch)
         with pytest.raises(TimeUp):
-            subject.uphold(law_named("forward"), CASE)
+            subject.check(law_named("forward"), CASE)
         assert subject.runs.clock.remaining > -GRACE_SECONDS
         assert not subject.known.seen
         assert slow.process is None
@@ -306,7 +306,7 @@ class TestChild:
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
     def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
-        subject_of("talking").uphold(law_named("forward"), CASE)
+        subject_of("talking").check(law_named("forward"), CASE)
 
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
         with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of "):

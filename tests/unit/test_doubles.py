@@ -11,13 +11,13 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
-from tests.harness.bugs.attribution import Broken, Outcome, attribute, is_same
-from tests.harness.bugs.bug import Bug, Need, Severity, met_again
+from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import Bug, Condition, Severity, met_again
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
-from tests.harness.bugs.restatement import plainly
+from tests.harness.bugs.restatement import restate_by_basic_law
 from tests.harness.clock import Clock, ShrinkBudget
-from tests.harness.diagnosis.conditions import NeedSearch
+from tests.harness.diagnosis.conditions import ConditionSearch
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.triage import Triage
@@ -46,10 +46,10 @@ def wrong(*tensors: str, **fields: Any) -> Finding | None:
 class TestTheCaseThatIsLeft:
     """Rows that see no key are NaN. To cure them the lengths change, and then another bug shows."""
 
-    OF_MASK = bug(Case(seqlen_q=9, seqlen_k=8, causal=True), ("out",), Need(BLIND, (HIDDEN,), (SEEN,)))
+    OF_MASK = bug(Case(seqlen_q=9, seqlen_k=8, causal=True), ("out",), Condition(BLIND, (HIDDEN,), (SEEN,)))
     MADE_NAN = replace(OF_MASK.failure.finding, kind="nonfinite")
     BLIND_ROWS = replace(OF_MASK, failure=replace(OF_MASK.failure, finding=MADE_NAN))
-    REMAINDER = bug(Case(seqlen_k=5), ("out",), Need("seqlen_k", (5,), (0, 4, 32, 64)))
+    REMAINDER = bug(Case(seqlen_k=5), ("out",), Condition("seqlen_k", (5,), (0, 4, 32, 64)))
     DRAWN = Case(seqlen_q=129, seqlen_k=32, causal=True)
 
     @staticmethod
@@ -61,7 +61,7 @@ class TestTheCaseThatIsLeft:
     def outcome(self, run: Try, *known: Bug, drawn: Case = DRAWN) -> Outcome:
         found = run("forward", drawn, frozenset())
         assert found is not None
-        return attribute(Broken("forward", drawn, found), known, run, CLAIMS)
+        return explain_by_known_bugs(FailingExample("forward", drawn, found), known, run, CLAIMS)
 
     def test_a_bug_that_a_cure_brings_in_explains_what_is_left(self) -> None:
         outcome = self.outcome(self.run, self.REMAINDER, self.BLIND_ROWS)
@@ -93,7 +93,7 @@ class TestTheCaseThatIsLeft:
             kind = "nonfinite" if is_blind else "error"
             return wrong("lse", kind=kind, neginf=int(is_blind)) if case.heads_kv > 1 else None
 
-        mixed = bug(Case(heads_kv=2), ("lse",), Need("heads_kv", (2,), (1,)))
+        mixed = bug(Case(heads_kv=2), ("lse",), Condition("heads_kv", (2,), (1,)))
         assert self.outcome(run, mixed, drawn=replace(self.DRAWN, heads_kv=2)).rest is None
 
     def test_nan_that_stays_is_another_bug(self) -> None:
@@ -105,8 +105,8 @@ class TestTheCaseThatIsLeft:
 class TestFoundBesideAnother:
     """k is read by the strides of v: with one key head all is NaN, with two the gradients are wrong numbers."""
 
-    LAYOUTS = Need(pair_of("k", "v"), ("other",), ("contiguous",))
-    HEADS = Need("heads_kv", (2,), (1,))
+    LAYOUTS = Condition(pair_of("k", "v"), ("other",), ("contiguous",))
+    HEADS = Condition("heads_kv", (2,), (1,))
     SMALL = Case(seqlen_k=2, k_layout="gap")
 
     def found(self, at_one_head: Finding | None, *tensors: str) -> bool:
@@ -136,7 +136,7 @@ class TestFoundBesideAnother:
         self, *, is_right: bool
     ) -> None:
         """Two bugs need the same two lengths; unless ``is_right``, dq is wrong wherever out is wrong."""
-        rows, keys = Need("seqlen_q", (65,), (64,)), Need("seqlen_k", (129,), (128,))
+        rows, keys = Condition("seqlen_q", (65,), (64,)), Condition("seqlen_k", (129,), (128,))
         known = bug(Case(seqlen_q=65, seqlen_k=129), ("lse", "out"), rows, keys)
         needs = replace(rows, fails=(66,), holds=(65, 64)), replace(keys, fails=(254,), holds=(253, 128))
         beside = bug(Case(seqlen_q=66, seqlen_k=254), ("dq",), *needs, law="backward")
@@ -172,7 +172,9 @@ class TestSpoiledByOtherNumbers:
         found = run("backward", self.DRAWN, frozenset())
         assert found is not None
         known = bug(Case(seqlen_q=2, causal=True), ("out",), CAUSAL)
-        return attribute(Broken("backward", self.DRAWN, found), [known], run, CLAIMS).blamed
+        return explain_by_known_bugs(
+            FailingExample("backward", self.DRAWN, found), [known], run, CLAIMS
+        ).blamed
 
     def test_a_tensor_that_other_numbers_show_is_of_the_same_bug(self) -> None:
         (blamed,) = self.blamed(lambda case: case.batch > 1 or case.seed == 5 or case.seqlen_q > 64)
@@ -188,7 +190,7 @@ class TestTheGradientOfABias:
 
     CASE = Case(seqlen_q=9, seqlen_k=9, softcap=20.0, bias="full")
     CLAIMS = replace(CLAIMS, softcap=(0.0, 1.5, 20.0), bias=("none", "full"), bias_gradient=True)
-    KNOWN = bug(Case(softcap=1.5), ("lse", "out"), Need("softcap", (1.5,), (0.0,)))
+    KNOWN = bug(Case(softcap=1.5), ("lse", "out"), Condition("softcap", (1.5,), (0.0,)))
 
     def blamed(self, shows_in_dbias: Callable[[Case], bool]) -> list[Bug]:
         """Return the known bug with all tensors that it is blamed for, once dbias is wrong beside out."""
@@ -200,7 +202,9 @@ class TestTheGradientOfABias:
 
         found = run("backward", self.CASE, frozenset())
         assert found is not None
-        return attribute(Broken("backward", self.CASE, found), [self.KNOWN], run, self.CLAIMS).blamed
+        return explain_by_known_bugs(
+            FailingExample("backward", self.CASE, found), [self.KNOWN], run, self.CLAIMS
+        ).blamed
 
     def test_is_of_a_bug_that_it_shows_whenever_there_is_a_bias(self) -> None:
         (blamed,) = self.blamed(lambda case: bool(case.softcap))
@@ -243,14 +247,14 @@ class TestCallsInOtherLayouts:
         failed = wrong("out")
         assert failed is not None
         for v_layout, law in (("contiguous", "forward"), ("gap", "special")):
-            broken = Broken("special", self.CASE, failed, sizes=({"v_layout": v_layout},))
-            assert plainly(broken, run, CLAIMS).law == law
+            broken = FailingExample("special", self.CASE, failed, sizes=({"v_layout": v_layout},))
+            assert restate_by_basic_law(broken, run, CLAIMS).law == law
 
 
 class TestLargeScales:
     """A tail is not masked. At a large sm_scale one key has all weight, so that out is right by chance."""
 
-    NOT_CAUSAL = Need("causal", (False,), (True,))
+    NOT_CAUSAL = Condition("causal", (False,), (True,))
     TAIL = bug(Case(), ("lse", "out"), NOT_CAUSAL)
     SCALED = bug(Case(sm_scale=1.0), ("lse",), NOT_CAUSAL)
 
@@ -265,7 +269,7 @@ class TestLargeScales:
 
     def test_a_bug_that_needs_its_scale_keeps_it(self) -> None:
         """Another bug makes lse wrong where a scale is given, and is not that of the default."""
-        scale = Need("sm_scale", (1.0,), (None,))
+        scale = Condition("sm_scale", (1.0,), (None,))
         of_scale = replace(self.SCALED, needs=(self.NOT_CAUSAL, scale))
         assert not is_same(self.TAIL, of_scale, self.tail, CLAIMS)
 
@@ -282,21 +286,21 @@ class TestLargeScales:
 class TestRoundings:
     """A cast to a format of few bits shows in all cases of float32, and in bfloat16 only as tiny numbers that are 0."""
 
-    DTYPE = Need("dtype", ("float32",), ("float16", "bfloat16"))
-    LARGE = Need(SCORES, ("other",), ("ordinary",))
+    DTYPE = Condition("dtype", ("float32",), ("float16", "bfloat16"))
+    LARGE = Condition(SCORES, ("other",), ("ordinary",))
     OF_RANGE = replace(
         bug(Case(seqlen_k=4, dtype="bfloat16", q_values="wide"), ("out",), LARGE, expected=3e-8, actual=0.0),
         severity=Severity(0, 20),
     )
     EVERYWHERE = replace(bug(Case(seqlen_k=2), ("out",), DTYPE, relative=1e-4), severity=Severity(20, 20))
-    OF_V, LENGTH = Need("v_values", ("huge",), ("normal",)), Need("seqlen_k", (65,), (0, 64))
+    OF_V, LENGTH = Condition("v_values", ("huge",), ("normal",)), Condition("seqlen_k", (65,), (0, 64))
     LARGE_V = Case(seqlen_k=65, dtype="bfloat16", v_values="huge")
 
     def test_others_know_of_a_bug_while_it_is_looked_into_unless_it_turns_out_to_be_none(
         self, tmp_path: Any
     ) -> None:
         finder, other = (KnownBugs("k", "float32", tmp_path, verbose=False) for _ in range(2))
-        finder.foretell(self.OF_RANGE)
+        finder.announce(self.OF_RANGE)
         other.learn()
         assert [*other.bugs] == [self.OF_RANGE.key]
         assert not finder.bugs
@@ -326,8 +330,8 @@ class TestRoundings:
     def test_any_scale_above_the_default_one_may_make_a_tiny_weight(
         self, expected: float, *, told: bool
     ) -> None:
-        case, needs = Case(seqlen_k=7, sm_scale=0.3), (Need("sm_scale", (0.3,), (1.0, None)), self.OF_V)
-        unequal = Need("lengths", ("more keys than queries",), ("equal",))
+        case, needs = Case(seqlen_k=7, sm_scale=0.3), (Condition("sm_scale", (0.3,), (1.0, None)), self.OF_V)
+        unequal = Condition("lengths", ("more keys than queries",), ("equal",))
         for more in ((), (unequal,)):
             found = bug(
                 case, ("out",), *needs, *more, relative=0.01, expected=expected, actual=1.01 * expected
@@ -356,7 +360,7 @@ class TestRoundings:
     )
     @pytest.mark.parametrize("shown", [9, 11, 20])
     def test_a_format_of_narrow_range_makes_gradients_of_large_numbers_nan(
-        self, relative: float, kind: str, case: Case, needs: tuple[Need, ...], expected: bool, shown: int
+        self, relative: float, kind: str, case: Case, needs: tuple[Condition, ...], expected: bool, shown: int
     ) -> None:
         """Most ordinary cases show the roundings, if not all."""
         rounds = bug(Case(seqlen_k=2), ("out",), self.DTYPE, relative=relative)
@@ -372,7 +376,7 @@ class TestRoundings:
         large = bug(self.LARGE_V, ("dq",), self.OF_V, law="backward")
         (need,) = met_again(self.EVERYWHERE, large).needs
         assert (need.fails, need.holds) == (("float32", "bfloat16"), ("float16",))
-        elsewhere = replace(self.EVERYWHERE, needs=(Need("dtype", ("float32",), ("bfloat16",)),))
+        elsewhere = replace(self.EVERYWHERE, needs=(Condition("dtype", ("float32",), ("bfloat16",)),))
         assert not met_again(elsewhere, large).needs
 
     @pytest.mark.parametrize(("ordinary", "expected"), [(0.5, False), (1e-4, True)])
@@ -398,7 +402,7 @@ class TestRoundings:
             return wrong(*found, relative=relatives[found[0]]) if found else None
 
         runs = runs_of(CLAIMS, wrong=is_wrong, device_type="cpu")
-        search = NeedSearch(runs, self.EVERYWHERE.failure)
+        search = ConditionSearch(runs, self.EVERYWHERE.failure)
         assert search.always_wrong(lambda: None) == expected
 
     def test_what_few_rows_leave_wrong_beside_it_is_of_another_bug(self) -> None:
@@ -409,7 +413,7 @@ class TestRoundings:
 
         runs = runs_of(CLAIMS, wrong=is_wrong, device_type="cpu")
         for tensor in ("out", "dk"):
-            found = NeedSearch(runs, bug(Case(seqlen_k=9), (tensor,)).failure)
+            found = ConditionSearch(runs, bug(Case(seqlen_k=9), (tensor,)).failure)
             assert found.always_wrong(lambda: None) == {tensor}
 
     @pytest.mark.parametrize(
@@ -450,14 +454,17 @@ def test_a_call_that_a_law_makes_is_asked_about_every_less_precise_design(tmp_pa
     """The law itself was, and a call of it is told instead. The first design that explains it may be another one."""
     known = KnownBugs("k", "float16", tmp_path, verbose=False)
     case = Case(seqlen_k=2, dtype="float16")
-    known.is_less_precise(Broken("forward", case, found_imprecise("own=true")))
+    known.is_less_precise(FailingExample("forward", case, found_imprecise("own=true")))
 
     def hard(law: str, case: Case, *_: Any, designs: str = ONE_DESIGN, **options: Any) -> Finding | None:
         return found_imprecise("other=true", *(["own=true"] if designs == ALL_DESIGNS else []))
 
     runs = runs_of(CLAIMS, hard=hard, clock=Clock())
     triage = Triage(runs, known, {}, ShrinkBudget(0.0))
-    assert triage._unsorted(Broken("invariance", case, found_imprecise("own=true")), patient=True) is None
+    assert (
+        triage._unsorted(FailingExample("invariance", case, found_imprecise("own=true")), patient=True)
+        is None
+    )
     assert known.imprecise.total == 2
     assert not known.bugs
 
@@ -472,7 +479,7 @@ def test_no_design_explains_what_huge_strides_alone_show(tmp_path: Any, *, is_of
     runs = runs_of(CLAIMS, hard=hard, clock=Clock())
     triage = Triage(runs, known, {}, ShrinkBudget(0.0))
     case = Case(seqlen_k=2, dtype="float16", k_layout="huge")
-    left = triage._without_design_of_strides(Broken("forward", case, found_imprecise("own=true")))
+    left = triage._without_design_of_strides(FailingExample("forward", case, found_imprecise("own=true")))
     assert bool(left.finding.explained_by) != is_of_strides
 
 
@@ -485,9 +492,9 @@ class TestTheEndOfAProcess:
     """A crash costs the start of a process, so that little is known of what it needs."""
 
     ALWAYS = replace(bug(Case(seqlen_k=6), ()), severity=Severity(3, 3))
-    LONG = bug(Case(seqlen_k=24), (), Need("seqlen_k", (24,), (16,)))
-    OF_LENGTHS = bug(Case(seqlen_k=24), (), Need("lengths", ("more keys than queries",), ("equal",)))
-    GROUPED = bug(Case(group=2), (), Need("group", (2,), (1,)))
+    LONG = bug(Case(seqlen_k=24), (), Condition("seqlen_k", (24,), (16,)))
+    OF_LENGTHS = bug(Case(seqlen_k=24), (), Condition("lengths", ("more keys than queries",), ("equal",)))
+    GROUPED = bug(Case(group=2), (), Condition("group", (2,), (1,)))
 
     @staticmethod
     def ends(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
@@ -523,7 +530,7 @@ class TestTheEndOfAProcess:
 class TestHiddenNan:
     """Where one bug needs large scores and another hides NaN, ordinary scores cure both."""
 
-    OF_SCORES = Need(SCORES, ("other",), ("ordinary",))
+    OF_SCORES = Condition(SCORES, ("other",), ("ordinary",))
     LARGE = bug(Case(seqlen_q=2, spikes=(Spike("q", (0, 0, 0, 0), 20.0),)), ("out",), OF_SCORES)
     HIDING = bug(
         Case(spikes=(Spike("k", (0, 0, 0, 0), "nan"),)), ("out",), OF_SCORES, law="special", of_nan=("lost",)
@@ -548,5 +555,5 @@ class TestHiddenNan:
         hidden = wrong("out", of_nan=("lost",))
         assert hidden is not None
         known = bug(Case(causal=True), ("out",), CAUSAL)
-        outcome = attribute(Broken("special", case, hidden), [known], run, CLAIMS)
+        outcome = explain_by_known_bugs(FailingExample("special", case, hidden), [known], run, CLAIMS)
         assert (outcome.rest is None) == is_there

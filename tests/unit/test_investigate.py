@@ -12,12 +12,17 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
 from strategies.features import HEADS, SCORES
-from tests.harness.bugs.attribution import Broken, attribute
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import UNEXPLAINED, Failure
 from tests.harness.clock import BudgetSpent, Clock, ShrinkBudget
-from tests.harness.diagnosis.conditions import NeedSearch, diagnosed, without_accidents, without_several_keys
-from tests.harness.diagnosis.generalisation import by_scores
+from tests.harness.diagnosis.conditions import (
+    ConditionSearch,
+    diagnosed,
+    without_accidents,
+    without_several_keys,
+)
+from tests.harness.diagnosis.generalisation import generalise_to_scores
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.severity import with_contrast
 from tests.harness.law import law_named
@@ -84,7 +89,7 @@ def test_what_is_known_at_the_end_of_the_time_is_kept() -> None:
 
     of_cpu = runs_of(CLAIMS)
     failure: Any = SimpleNamespace(case=DRAWN, finding=WRONG_LSE, law="forward")
-    needs = NeedSearch(of_cpu, failure).diagnosed(fails)
+    needs = ConditionSearch(of_cpu, failure).diagnosed(fails)
     assert [need.name for need in needs] == ["heads_kv", "group"]
 
 
@@ -106,7 +111,7 @@ def test_what_the_witnesses_tell_is_kept_where_larger_cases_take_too_long() -> N
             case=case, finding=WRONG_LSE, law="forward", explanation=UNEXPLAINED, ignored=frozenset()
         )
         with suppress(BudgetSpent):
-            for told in NeedSearch(runs_of(CLAIMS), failure).needs([case], fails):
+            for told in ConditionSearch(runs_of(CLAIMS), failure).needs([case], fails):
                 found.append([need.name for need in told if need.is_telling or need.is_certain])
         return found
 
@@ -161,7 +166,7 @@ def test_a_smallest_case_leaves_known_bugs() -> None:
     def hard(law: str, case: Case, *ignored: object, **options: object) -> Finding | None:
         return WRONG_LSE if wrong(case) else None
 
-    of_tail = bug(Case(seqlen_k=1), ("lse",), Need("seqlen_k", (1,), (64, 128)), law="exact")
+    of_tail = bug(Case(seqlen_k=1), ("lse",), Condition("seqlen_k", (1,), (64, 128)), law="exact")
     own = investigation(hard, Case(group=2, seqlen_k=1))
     own.known.bugs["tail"] = of_tail
     own.known.write = lambda failure, script: None  # type: ignore[method-assign]
@@ -181,7 +186,7 @@ def test_a_known_bug_is_remembered_with_the_further_tensors_that_it_spoils(
     (of_heads,) = found(subject, case)
     subject.known.add(replace(of_heads, tensors=("lse", "out")))
     monkeypatch.setattr(subject.triage, "_investigate", lambda broken: pytest.fail("it is known"))
-    subject.uphold(law_named("backward"), case)
+    subject.check(law_named("backward"), case)
     assert subject.known.bugs[of_heads.key].tensors == ("dk", "dq", "dv", "lse", "out")
     assert len(subject.known.bugs) == 1
 
@@ -189,7 +194,7 @@ def test_a_known_bug_is_remembered_with_the_further_tensors_that_it_spoils(
 def found(subject: Subject, *cases: Case) -> list[Bug]:
     """Return the bugs that the forward law finds in these cases."""
     for case in cases:
-        subject.uphold(law_named("forward"), case)
+        subject.check(law_named("forward"), case)
     return list(subject.known.bugs.values())
 
 
@@ -210,14 +215,16 @@ def test_ordinary_cases_in_which_a_known_bug_shows_do_not_tell_that_another_one_
     of = investigation(lambda *_, **__: WRONG_LSE, Case(group=2), device_type="cpu")
     ordinary = [Case(seqlen_k=9), Case(group=2)]
     for need, cases, is_hidden in (
-        (Need("sm_scale", (None,), (1.0,), is_certain=True), ordinary, True),
-        (Need("sm_scale", (None,), (1.0,), is_certain=True), [*ordinary, Case(sm_scale=1.0)], False),
-        (Need("sm_scale", (None,), (1.0,)), ordinary, False),
-        (Need("seqlen_k", (9,), (64,), is_certain=True), ordinary, False),
+        (Condition("sm_scale", (None,), (1.0,), is_certain=True), ordinary, True),
+        (Condition("sm_scale", (None,), (1.0,), is_certain=True), [*ordinary, Case(sm_scale=1.0)], False),
+        (Condition("sm_scale", (None,), (1.0,)), ordinary, False),
+        (Condition("seqlen_k", (9,), (64,), is_certain=True), ordinary, False),
     ):
         of.known.bugs["known"] = bug(Case(), ("lse",), need, law="backward")
         assert of.is_hidden_in(cases) == is_hidden
-    of.known.bugs["known"] = bug(Case(), ("dk",), Need("group", (2,), (1,), is_certain=True), law="backward")
+    of.known.bugs["known"] = bug(
+        Case(), ("dk",), Condition("group", (2,), (1,), is_certain=True), law="backward"
+    )
     assert not of.is_hidden_in([Case(group=2)])
 
 
@@ -234,7 +241,7 @@ def test_small_errors_that_always_show_are_not_shown_by_a_case_with_large_ones(
         lambda _, case, *__, **___: mine if case == smallest else large, smallest, device_type="cpu"
     )
     of.failure = replace(of.failure, finding=mine)
-    shown = of.shown_apart_from([bug(smallest, ("lse",), Need("causal", (True,), (False,)))])
+    shown = of.shown_apart_from([bug(smallest, ("lse",), Condition("causal", (True,), (False,)))])
     assert (shown.case != smallest) == moves
 
 
@@ -243,12 +250,12 @@ def test_what_is_always_wrong_in_one_dtype_is_judged_in_others(subject_of: Subje
     subject = subject_of("scaled_in_float32", SEVERAL)
     (bug,) = found(subject, Case(seqlen_q=5, seqlen_k=33, causal=True))
     assert bug.is_everywhere
-    assert bug.needs == (Need("dtype", ("float32",), ("float16", "bfloat16")),)
+    assert bug.needs == (Condition("dtype", ("float32",), ("float16", "bfloat16")),)
     ordinary = Case(seqlen_q=9, seqlen_k=3)
     before = subject.known.seen[bug.key].total
-    subject.uphold(law_named("forward"), ordinary)
+    subject.check(law_named("forward"), ordinary)
     assert subject.known.seen[bug.key].total == before + 1
-    subject.uphold(law_named("forward"), replace(ordinary, dtype="bfloat16"))
+    subject.check(law_named("forward"), replace(ordinary, dtype="bfloat16"))
     assert subject.known.seen[bug.key].total == before + 1
 
 
@@ -264,7 +271,7 @@ def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were
         Case(heads_kv=2, group=2, seqlen_q=7, seqlen_k=9),
     )
     verdicts = [(case, subject.runs.verdict("forward", case)) for case in cases]
-    subject.triage.waiting = [Broken("forward", case, x.finding) for case, x in verdicts if x.finding]
+    subject.triage.waiting = [FailingExample("forward", case, x.finding) for case, x in verdicts if x.finding]
     subject.runs.clock = Clock(0.0)
     subject.runs.clock.start()
     subject.triage.finish()
@@ -276,9 +283,9 @@ def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were
 def test_what_needs_large_scores_needs_no_head_dim() -> None:
     """It matters by the default scale, and by the number of products in a score."""
     needs = [
-        Need(SCORES, ("other",), ("ordinary",)),
-        Need("head_dim", (16,), (32,)),
-        Need("causal", (True,), (False,)),
+        Condition(SCORES, ("other",), ("ordinary",)),
+        Condition("head_dim", (16,), (32,)),
+        Condition("causal", (True,), (False,)),
     ]
     assert [need.name for need in without_accidents(needs)] == [SCORES, "causal"]
     assert [need.name for need in without_accidents(needs[1:])] == ["head_dim", "causal"]
@@ -293,11 +300,11 @@ def test_a_scale_matters_by_the_scores_that_it_makes_or_by_itself(name: str, *, 
         (q,) = case.spikes
         return case.scale < 0 if by_sign else case.scale * float(q.value) < -30
 
-    of_scale = bug(case, ("lse",), Need("sm_scale", (-1.0,), (None, 1.0)))
+    of_scale = bug(case, ("lse",), Condition("sm_scale", (-1.0,), (None, 1.0)))
     assert fails(case)
-    assert [need.name for need in by_scores(of_scale.needs, of_scale.failure, fails)] == [name]
+    assert [need.name for need in generalise_to_scores(of_scale.needs, of_scale.failure, fails)] == [name]
     of_many = replace(of_scale.failure, case=replace(case, q_values="normal"))
-    assert [need.name for need in by_scores(of_scale.needs, of_many, fails)] == ["sm_scale"]
+    assert [need.name for need in generalise_to_scores(of_scale.needs, of_many, fails)] == ["sm_scale"]
 
 
 @pytest.mark.parametrize(
@@ -307,15 +314,15 @@ def test_a_scale_matters_by_the_scores_that_it_makes_or_by_itself(name: str, *, 
 def test_nan_of_a_negative_scale_does_not_come_from_large_scores(
     scale: float, holds: tuple[float | None, ...], *, is_of_sign: bool
 ) -> None:
-    made_nan = bug(Case(seqlen_k=2, sm_scale=scale), ("out",), Need("sm_scale", (scale,), holds))
+    made_nan = bug(Case(seqlen_k=2, sm_scale=scale), ("out",), Condition("sm_scale", (scale,), holds))
     failure = replace(made_nan.failure, finding=replace(made_nan.failure.finding, kind="nonfinite"))
-    needs = by_scores(made_nan.needs, failure, lambda case: case.sm_scale == scale)
+    needs = generalise_to_scores(made_nan.needs, failure, lambda case: case.sm_scale == scale)
     assert [need.name for need in needs] == ["sm_scale" if is_of_sign else SCORES]
 
 
 def test_a_bug_that_any_scale_but_one_shows_does_not_need_large_scores() -> None:
-    unscaled = bug(Case(q_values="zeros", seqlen_k=2), ("dk",), Need("sm_scale", (None,), (1.0,)))
-    needs = by_scores(unscaled.needs, unscaled.failure, lambda case: case.sm_scale != 1)
+    unscaled = bug(Case(q_values="zeros", seqlen_k=2), ("dk",), Condition("sm_scale", (None,), (1.0,)))
+    needs = generalise_to_scores(unscaled.needs, unscaled.failure, lambda case: case.sm_scale != 1)
     assert needs == list(unscaled.needs)
 
 
@@ -341,19 +348,19 @@ def test_a_large_error_is_cured_where_roundings_are_left(
         ratio=ratio,
     )
     mine = replace(rounded, relative=relative)
-    of_mask = bug(Case(causal=True), ("out",), Need("causal", (True,), (False,)), relative=relative)
+    of_mask = bug(Case(causal=True), ("out",), Condition("causal", (True,), (False,)), relative=relative)
 
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
         return mine if case.causal else rounded
 
-    told = attribute(Broken("forward", Case(causal=True), mine), [of_mask], run, CLAIMS)
+    told = explain_by_known_bugs(FailingExample("forward", Case(causal=True), mine), [of_mask], run, CLAIMS)
     assert (told.blamed == [of_mask]) == left
     assert told.rest is not None
 
 
 def test_a_gradient_of_scores_needs_several_keys_whatever_the_bug_is() -> None:
-    group, keys = Need("group", (2,), (1,)), Need("seqlen_k", (2,), (0, 1))
-    scale = Need("sm_scale", (None,), (1.0,))
+    group, keys = Condition("group", (2,), (1,)), Condition("seqlen_k", (2,), (0, 1))
+    scale = Condition("sm_scale", (None,), (1.0,))
     assert without_several_keys((group, keys)) == (group,)
     assert without_several_keys((scale, keys)) == (scale,)
     assert without_several_keys((keys,)) == (keys,)
@@ -361,8 +368,8 @@ def test_a_gradient_of_scores_needs_several_keys_whatever_the_bug_is() -> None:
 
 
 def test_a_count_of_1_tells_nothing_beside_special_numbers() -> None:
-    single, several = Need(HEADS, (1,), (2, 3)), Need("group", (2,), (1,))
-    scores = Need(SCORES, ("other",), ("ordinary",))
+    single, several = Condition(HEADS, (1,), (2, 3)), Condition("group", (2,), (1,))
+    scores = Condition(SCORES, ("other",), ("ordinary",))
     assert without_accidents([single, several, scores]) == (several, scores)
     assert without_accidents([single, several]) == (single, several)
 
@@ -377,7 +384,7 @@ def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str 
 
     runs = runs_of(Capabilities(), wrong=wrong, device_type="cpu")
     failure: Any = SimpleNamespace(finding=WRONG_LSE, case=Case(), law="forward", ignored=frozenset())
-    needs = NeedSearch(runs, failure).dtypes(lambda: None)
+    needs = ConditionSearch(runs, failure).dtypes(lambda: None)
     assert [need.name for need in needs] == (["dtype"] if needed else [])
 
 
@@ -389,15 +396,15 @@ def test_whether_the_numbers_of_an_ordinary_case_decide(
     """Both are right in some ordinary cases. A bug of lengths shows with any numbers."""
     subject = subject_of(name, SEVERAL)
     case = Case(seqlen_q=9, seqlen_k=3, q_values="positive", k_values="negative")
-    subject.uphold(law_named("forward"), case)
+    subject.check(law_named("forward"), case)
     (found,) = subject.known.bugs.values()
     assert found.by_numbers == expected
     assert Bug.from_dict(found.to_dict()).by_numbers == expected
 
 
 def test_bugs_that_numbers_decide_are_one() -> None:
-    one = bug(Case(seqlen_k=2), ("out",), Need("seqlen_k", (2,), (0, 1)))
-    other = bug(Case(dtype="float16"), ("dv", "out"), Need(SCORES, ("other",), ("ordinary",)))
+    one = bug(Case(seqlen_k=2), ("out",), Condition("seqlen_k", (2,), (0, 1)))
+    other = bug(Case(dtype="float16"), ("dv", "out"), Condition(SCORES, ("other",), ("ordinary",)))
     both = [replace(x, by_numbers=True) for x in (one, other)]
     assert not one.is_like(other)
     assert not one.is_like(both[1])
@@ -425,7 +432,7 @@ def test_what_is_asked_twice_of_a_failure_is_run_once(
 
 
 def test_numbers_that_a_known_bug_makes_wrong_are_no_nan() -> None:
-    of_causal = bug(Case(causal=True), ("out",), Need("causal", (True,), (False,)))
+    of_causal = bug(Case(causal=True), ("out",), Condition("causal", (True,), (False,)))
     of_nan, of_numbers = (Finding(claim="so", kind=kind, tensor="out") for kind in ("nonfinite", "error"))
     failure = replace(of_causal.failure, finding=of_nan, number=1)
     known: Any = SimpleNamespace(bugs={"causal": of_causal})

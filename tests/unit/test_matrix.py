@@ -10,10 +10,10 @@ import pytest
 from kernels.contract import DTYPES, Capabilities
 from kernels.registry import REGISTERED
 from strategies.case import Case
-from tests.harness.bugs.bug import Sightings
+from tests.harness.bugs.bug import Occurrences
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import LAWS, by_place
-from tests.harness.report.conclusion import Concluded
+from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.results import Results
 from tests.harness.report.screen import FEW, MARKS, matrix
 from tests.harness.running.kernel_info import KernelInfo
@@ -58,14 +58,14 @@ def test_laws_about_gradients_do_not_hold_for_a_kernel_that_gives_none() -> None
 def test_less_precise_calls_that_a_bug_explains_break_their_law(tensor: str, mark: str) -> None:
     results = Results([info("k")])
     results.add(item("k", "forward", "float32", examples=1) | {"imprecise": imprecise()})
-    results.conclude([Concluded(bug(Case(), (tensor,)), Sightings())])
+    results.conclude([DistinctBug(bug(Case(), (tensor,)), Occurrences())])
     assert results.mark("k", "forward", "float32") == mark
     assert bool(results.less_precise_told()) == (mark == "less precise")
 
 
 def seen(law: str, dtype: str) -> dict[str, object]:
     """Return the record of a bug that was seen once."""
-    return {"k/forward-0": Sightings(Counter([(law, dtype, "out")])).to_dict()}
+    return {"k/forward-0": Occurrences(Counter([(law, dtype, "out")])).to_dict()}
 
 
 def shown(results: Results) -> list[str]:

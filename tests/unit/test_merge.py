@@ -11,10 +11,10 @@ import pytest
 
 from kernels.contract import Capabilities
 from kernels.registry import load
-from tests.harness.bugs.bug import Bug, Sightings
+from tests.harness.bugs.bug import Bug, Occurrences
 from tests.harness.commands.merge import main
 from tests.harness.files import JOURNALS, own_version
-from tests.harness.report.conclusion import Concluded
+from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.folder import write
 from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.report.record import FORMAT, RECORD, Recorder, last_line, read_run
@@ -45,7 +45,7 @@ Shard = Callable[..., Path]
 def found(*bugs: Bug, law: str = "forward", times: int = 1, **tally: Any) -> dict[str, Any]:
     """Return what an item sends to the summary that has seen these bugs, each so many times."""
     seen = {
-        one.key: Sightings(Counter({(law, "float16", one.tensors[0]): times}), [(law, CASE)]).to_dict()
+        one.key: Occurrences(Counter({(law, "float16", one.tensors[0]): times}), [(law, CASE)]).to_dict()
         for one in bugs
     }
     counts = item("k", law, "float16", **{"examples": 5, "broken": len(bugs), **tally})
@@ -60,7 +60,7 @@ def shard(tmp_path: Path) -> Shard:
         name: str,
         *items: dict[str, Any],
         status: int | None = 1,
-        bugs: list[Concluded] | None = None,
+        bugs: list[DistinctBug] | None = None,
         info: KernelInfo = INFO,
         **about: Any,
     ) -> Path:
@@ -88,8 +88,8 @@ def shard(tmp_path: Path) -> Shard:
     return make
 
 
-def concluded(*bugs: Bug) -> list[Concluded]:
-    return [Concluded(one, Sightings()) for one in bugs]
+def concluded(*bugs: Bug) -> list[DistinctBug]:
+    return [DistinctBug(one, Occurrences()) for one in bugs]
 
 
 def merged(*folders: Path, status: int = 1) -> Any:
@@ -148,7 +148,8 @@ class TestCounts:
 class TestBugs:
     def test_the_same_bug_of_two_shards_is_one(self, shard: Shard) -> None:
         runs = [
-            shard(f"{i}/2", found(IN_LONG, times=i), bugs=[Concluded(IN_LONG, Sightings())]) for i in (1, 2)
+            shard(f"{i}/2", found(IN_LONG, times=i), bugs=[DistinctBug(IN_LONG, Occurrences())])
+            for i in (1, 2)
         ]
         summary = merged(*runs)
         assert [(one["folder"], one["failures"]) for one in summary["bugs"]] == [(IN_LONG.key, 3)]
@@ -164,7 +165,7 @@ class TestBugs:
         assert [one["failures"] for one in summary["bugs"]] == [2, 2]
 
     def test_what_a_run_found_to_be_one_bug_is_one(self, shard: Shard) -> None:
-        one = Concluded(IN_CAUSAL, Sightings(), twins=(IN_LONG.key,))
+        one = DistinctBug(IN_CAUSAL, Occurrences(), twins=(IN_LONG.key,))
         summary = merged(shard("1/1", found(IN_CAUSAL, IN_LONG), bugs=[one]))
         assert [bug["folder"] for bug in summary["bugs"]] == [IN_CAUSAL.key]
         assert [row["reports"] for row in summary["results"]] == [[IN_CAUSAL.key]]
@@ -204,8 +205,8 @@ class TestBugs:
     def test_a_claim_is_offered_if_all_that_found_the_bug_offer_it(self, shard: Shard, agreed: bool) -> None:
         offers = ("--claims causal=false: all 3 failing cases are excluded",)
         runs = [
-            shard("1/2", found(IN_CAUSAL), bugs=[Concluded(IN_CAUSAL, Sightings(), offers)]),
-            shard("2/2", found(IN_CAUSAL), bugs=[Concluded(IN_CAUSAL, Sightings(), offers * agreed)]),
+            shard("1/2", found(IN_CAUSAL), bugs=[DistinctBug(IN_CAUSAL, Occurrences(), offers)]),
+            shard("2/2", found(IN_CAUSAL), bugs=[DistinctBug(IN_CAUSAL, Occurrences(), offers * agreed)]),
         ]
         (one,) = merged(*runs)["bugs"]
         assert one["offers"] == ["--claims causal=false: offered by all 2 runs that found it"] * agreed

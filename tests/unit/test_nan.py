@@ -14,8 +14,8 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
-from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
@@ -93,7 +93,7 @@ def bug(function: str) -> Bug:
     failure = Failure(
         "k.py:f", (), "special", CASE, kernel="k", finding=finding_in(function, CASE), environment={}
     )
-    return Bug(failure, ("out",), (Need("qk_values", ("set",), ("normal",)),))
+    return Bug(failure, ("out",), (Condition("qk_values", ("set",), ("normal",)),))
 
 
 def test_bugs_that_the_same_change_cures_are_two_if_one_makes_nan_and_the_other_hides_it() -> None:
@@ -125,7 +125,7 @@ def test_a_bug_of_finite_large_numbers_loses_no_nan() -> None:
         return lost if NAN in case.spikes else wrong if case.spikes else None
 
     for known, is_explained in ((replace(of_numbers, failure=failure), False), (of_numbers, True)):
-        outcome = attribute(Broken("special", case, lost), [known], run, Capabilities())
+        outcome = explain_by_known_bugs(FailingExample("special", case, lost), [known], run, Capabilities())
         assert (outcome.rest is None) == is_explained
 
 
@@ -140,7 +140,7 @@ def test_ordinary_numbers_tell_whether_a_bug_is_in_a_case_of_zeros() -> None:
     failure = replace(
         bug("hides").failure, law="backward", case=replace(CASE, group=2, spikes=()), finding=wrong
     )
-    of_group = Bug(failure, ("dv",), (Need("group", (2,), (1,)),))
+    of_group = Bug(failure, ("dv",), (Condition("group", (2,), (1,)),))
 
     def run(law: str, case: Case, ignored: frozenset[str], *, shows: bool = True) -> Finding | None:
         if law == "backward" and "lse" not in ignored:
@@ -150,8 +150,8 @@ def test_ordinary_numbers_tell_whether_a_bug_is_in_a_case_of_zeros() -> None:
         return wrong if shows and law == "backward" else lost if case.spikes else None
 
     for shows, scale in product((True, False), (None, 30.0)):
-        broken = Broken("special", replace(case, sm_scale=scale), lost)
-        told = attribute(broken, [of_group], partial(run, shows=shows), Capabilities())
+        broken = FailingExample("special", replace(case, sm_scale=scale), lost)
+        told = explain_by_known_bugs(broken, [of_group], partial(run, shows=shows), Capabilities())
         assert (told.rest is None) == shows
 
 
@@ -159,12 +159,15 @@ def test_what_writes_to_an_input_is_known_again_beside_nan() -> None:
     """Such a bug is told of a case only where numbers are wrong, so all tensors are judged to see whether it shows."""
     written = Finding(claim="dout is never written", kind="memory", tensor="dout")
     failure = Failure("k.py:f", (), "backward", Case(), kernel="k", finding=written, environment={})
-    known = Bug(failure, ("dout",), (Need("sm_scale", (None,), (1.0,)),))
+    known = Bug(failure, ("dout",), (Condition("sm_scale", (None,), (1.0,)),))
 
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
         return written if case.sm_scale is None and not ignored else None
 
-    assert attribute(Broken("special", CASE, written), [known], run, Capabilities()).rest is None
+    assert (
+        explain_by_known_bugs(FailingExample("special", CASE, written), [known], run, Capabilities()).rest
+        is None
+    )
 
 
 def test_hidden_nan_is_not_called_a_result_that_is_not_finite() -> None:
@@ -208,5 +211,5 @@ def test_only_scores_that_float32_can_not_tell_apart_may_make_infinity(
 def test_nan_that_moves_is_one_bug(subject_of: SubjectOf) -> None:
     subject = subject_of("moves", toys=Path(__file__))
     for case in (CASE, replace(CASE, seqlen_q=2), replace(CASE, heads_kv=3, seqlen_k=9)):
-        subject.uphold(law_named("special"), case)
+        subject.check(law_named("special"), case)
     assert len(subject.known.bugs) == 1

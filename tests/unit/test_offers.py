@@ -6,18 +6,18 @@ from dataclasses import replace
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import with_value
-from tests.harness.bugs.bug import Bug, Need, Sightings
+from tests.harness.bugs.bug import Bug, Condition, Occurrences
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.offers import excluding
-from tests.harness.report.conclusion import Concluded, with_offers
+from tests.harness.report.conclusion import DistinctBug, with_offers
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 64))
 CASE = Case(seqlen_q=70, seqlen_k=90, group=2, heads_kv=2, causal=True)
-CAUSAL = Need("causal", (True,), (False,))
-GROUP = Need("group", (2,), (1,))
-UNEQUAL = Need("lengths", ("more keys than queries",), ("equal",))
+CAUSAL = Condition("causal", (True,), (False,))
+GROUP = Condition("group", (2,), (1,))
+UNEQUAL = Condition("lengths", ("more keys than queries",), ("equal",))
 
 
 def test_the_claim_that_excludes_all_that_fail_and_the_fewest_that_hold() -> None:
@@ -33,7 +33,7 @@ def test_a_claim_that_leaves_nothing_is_not_offered() -> None:
 
 
 def test_layouts_that_held_are_left() -> None:
-    need = Need("k_layout", ("gap",), ("contiguous",))
+    need = Condition("k_layout", ("gap",), ("contiguous",))
     held = [CASE, replace(CASE, k_layout="bnhd")]
     assert list(excluding([need], [replace(CASE, k_layout="gap")], held, CLAIMS)) == [
         "layouts=contiguous,bnhd"
@@ -41,7 +41,7 @@ def test_layouts_that_held_are_left() -> None:
 
 
 def test_a_list_that_leaves_nearly_nothing_is_not_offered() -> None:
-    need = Need("k_layout", ("gap",), ("contiguous",))
+    need = Condition("k_layout", ("gap",), ("contiguous",))
     failing = [replace(CASE, k_layout="gap")]
     held = [CASE, *(replace(CASE, seed=n, v_layout="gap") for n in range(20))]
     assert list(excluding([need], failing, held, CLAIMS)) == []
@@ -49,17 +49,17 @@ def test_a_list_that_leaves_nearly_nothing_is_not_offered() -> None:
 
 
 def offers(
-    drawn: Iterable[Case], shrunk: Iterable[Case], answered: Sequence[Case] = (), need: Need = GROUP
+    drawn: Iterable[Case], shrunk: Iterable[Case], answered: Sequence[Case] = (), need: Condition = GROUP
 ) -> tuple[str, ...]:
     found = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
     failure = Failure("k.py:f", (), "forward", CASE, kernel="k", finding=found, environment={})
     one = Bug(failure, ("out",), (need,), offers=("grouped_heads=false",))
-    seen = Sightings()
+    seen = Occurrences()
     for case in drawn:
         seen.add("forward", case, "out")
     seen.keep(("forward", case) for case in shrunk)
     runs = runs_of(CLAIMS)
-    return with_offers(Concluded(one, seen), runs, answered, lambda: None).offers
+    return with_offers(DistinctBug(one, seen), runs, answered, lambda: None).offers
 
 
 def test_cases_of_one_shrinking_do_not_support_an_offer() -> None:
@@ -75,7 +75,7 @@ def test_cases_of_one_shrinking_can_refute_an_offer() -> None:
 
 
 def test_what_all_failing_cases_have_in_common_is_offered_where_the_first_ones_said_something_else() -> None:
-    need = Need("k_layout", ("gap",), ("contiguous",))
+    need = Condition("k_layout", ("gap",), ("contiguous",))
     drawn = [
         with_value(replace(CASE, group=1), layout, "gap") for layout in ("q_layout", "k_layout", "v_layout")
     ]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from strategies.case import Case
-from tests.harness.bugs.bug import Need
+from tests.harness.bugs.bug import Condition
 from tests.harness.report.changes import changes, read_night, told_gone
-from tests.harness.report.conclusion import Concluded
+from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.folder import write
 from tests.harness.report.page import LAST, PAGE, bars, compared, page, tables, verdict
 from tests.harness.report.results import Results
@@ -76,7 +76,7 @@ class Page(HTMLParser):
         ]
 
 
-def summary(*bugs: Concluded, kernels: tuple[str, ...] = ("k.f",), **run: Any) -> Any:
+def summary(*bugs: DistinctBug, kernels: tuple[str, ...] = ("k.f",), **run: Any) -> Any:
     """Return the content of a summary.json of a run in which each kernel had 6 examples of two laws in float16."""
     results = Results([info(name) for name in kernels])
     cells = Counter({"head_dim=64": 5, "head_dim=128": 1, "seqlen_q mod 64=63": 2, "k_layout=gap": 3})
@@ -89,11 +89,11 @@ def summary(*bugs: Concluded, kernels: tuple[str, ...] = ("k.f",), **run: Any) -
     return json.loads(json.dumps(content))
 
 
-def bug(kernel: str = "k.f", causal: bool = True, **finding: Any) -> Concluded:
+def bug(kernel: str = "k.f", causal: bool = True, **finding: Any) -> DistinctBug:
     """Return a bug that needs a value of causal."""
     one = concluded(replace(NUMBERS, **finding), Case(dtype="float16", causal=causal))
     failure = replace(one.bug.failure, kernel=kernel)
-    need = Need("causal", (causal,), (not causal,))
+    need = Condition("causal", (causal,), (not causal,))
     return replace(one, bug=replace(one.bug, failure=failure, needs=(need,)))
 
 
@@ -191,7 +191,7 @@ def test_a_night_is_compared_with_the_one_before(tmp_path: Path) -> None:
 
 def test_one_bug_with_another_smallest_case_is_no_new_one() -> None:
     one = bug()
-    other = replace(one.bug, needs=(*one.bug.needs, Need("seqlen_q", (1,), (0,))))
+    other = replace(one.bug, needs=(*one.bug.needs, Condition("seqlen_q", (1,), (0,))))
     found = changes(summary(replace(one, bug=other)), summary(one))
     assert [len(rows) for rows in found.values()] == [0, 1, 0, 0]
 

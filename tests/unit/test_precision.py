@@ -145,7 +145,7 @@ def test_an_error_that_a_less_precise_design_explains_is_no_case_that_holds(
     case = Case(seqlen_q=20, seqlen_k=20, head_dim=16, dtype="float32", causal=True)
     for claim in known:
         subject.known.precision.add(ImpreciseCall("forward", case, "out", (claim,), 1.0, 1.0))
-    subject.uphold(law_named("forward"), case)
+    subject.check(law_named("forward"), case)
     (bug,) = subject.known.bugs.values()
     fields = {field.name: field for field in bug.failure.explanation.fields}
     assert ("causal" in fields) == bool(known)
@@ -179,7 +179,7 @@ def test_a_bug_of_gradients_is_told_beside_a_less_precise_forward(subject_of: Su
     subject = subject_of("doubled_dk_in_tf32", Path(__file__))
     case = Case(seqlen_q=32, seqlen_k=32, head_dim=32, dtype="float32", seed=1)
     for law in ("forward", "backward"):
-        subject.uphold(law_named(law), case)
+        subject.check(law_named(law), case)
     assert subject.known.precision.common[0] == "precision=tf32"
     (bug,) = subject.known.bugs.values()
     assert bug.tensors == ("dk",)
@@ -230,7 +230,7 @@ def test_a_less_precise_kernel_has_no_bug_that_ordinary_numbers_would_show(subje
     large = replace(CASE, dtype="float16", sm_scale=1.9, q_values="positive")
     subject = subject_of("scaled_first", Path(__file__))
     subject.known.dtype = large.dtype
-    subject.uphold(law_named("backward"), large)
+    subject.check(law_named("backward"), large)
     assert not subject.known.failures
     assert "q_prescaled=true" in subject.known.precision.common
 
@@ -247,7 +247,7 @@ def test_sums_over_a_large_group_are_told_by_their_claim_alone(subject_of: Subje
     case = Case(group=128, seqlen_q=16, seqlen_k=16, head_dim=16, dtype=dtype, dout_values="positive")
     subject = subject_of("head_by_head", NARROW, shrink=False)
     subject.known.dtype = dtype
-    subject.uphold(law_named("backward"), case)
+    subject.check(law_named("backward"), case)
     assert not subject.known.failures
     told = sentence(subject.known.precision, [dtype])
     assert told.startswith("consistent with `rounded_group_sums`: less precise")

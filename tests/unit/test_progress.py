@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strategies.case import Case
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
 from tests.harness.report.ledger import Ledger
 from tests.harness.session.progress import Found, progress
@@ -36,7 +36,7 @@ def test_what_is_found_is_told_once_and_in_one_line(tmp_path: Path) -> None:
     failure = Failure(
         "toys.py:f", (), "forward", Case(seqlen_k=3), kernel="toys.f", finding=wrong, environment={}
     )
-    bug = Bug(failure, tensors=("out",), needs=(Need("causal", (True,), (False,)),))
+    bug = Bug(failure, tensors=("out",), needs=(Condition("causal", (True,), (False,)),))
     for record in (
         bug.to_dict(),
         {"begins": "toys.f", "part": "forward", "time": 0.0},

@@ -6,7 +6,7 @@ import pytest
 
 from strategies.case import Case, Spike
 from strategies.features import SCORES
-from tests.harness.bugs.bug import Bug, Need, Severity, Sightings
+from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.dense import leaves_out_right
 from tests.harness.bugs.redundant import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_redundant
 from tests.harness.clock import BudgetSpent
@@ -15,12 +15,12 @@ from tests.unit.bugs import CAUSAL, CLAIMS, Wrong, any_of, bug, finding, runner
 
 NUMBERS = (Spike("v", (0, 0, 39, 15), 1.0), Spike("q", (0, 0, 0, 13), 1.0))
 BY_NUMBERS = replace(
-    bug(Case(seqlen_k=42, spikes=NUMBERS), ("out",), Need(SCORES, ("other",), ("ordinary",))),
+    bug(Case(seqlen_k=42, spikes=NUMBERS), ("out",), Condition(SCORES, ("other",), ("ordinary",))),
     severity=Severity(0, 20),
 )
 """What the smallest case of a bug of many keys may seem to need, if it has few numbers."""
 BY_LENGTH = replace(
-    bug(Case(seqlen_k=41), ("out",), Need("seqlen_k", (41,), (40, 32))), severity=Severity(15, 20)
+    bug(Case(seqlen_k=41), ("out",), Condition("seqlen_k", (41,), (40, 32))), severity=Severity(15, 20)
 )
 
 EVERYWHERE = replace(BY_LENGTH, needs=(), severity=Severity(20, 20))
@@ -35,8 +35,8 @@ def numbers(case: Case) -> set[str]:
     return {"out"} if case.spikes else set()
 
 
-def seen(*cases: Case) -> Sightings:
-    drawn = Sightings()
+def seen(*cases: Case) -> Occurrences:
+    drawn = Occurrences()
     for case in cases:
         drawn.add("forward", case, "out")
     return drawn
@@ -172,14 +172,14 @@ def test_pytorch_refuses_to_write_to_an_expanded_input_that_a_bug_writes_to() ->
 @pytest.mark.parametrize(
     ("other", "text", "expected"),
     [
-        (Need("k_layout", ("gap",), ("contiguous",)), OUTSIDE_OF_STORAGE, True),
-        (Need("k_layout", ("gap",), ("contiguous",)), "no such layout", False),
-        (Need("v_layout", ("gap",), ("contiguous",)), OUTSIDE_OF_STORAGE, False),
+        (Condition("k_layout", ("gap",), ("contiguous",)), OUTSIDE_OF_STORAGE, True),
+        (Condition("k_layout", ("gap",), ("contiguous",)), "no such layout", False),
+        (Condition("v_layout", ("gap",), ("contiguous",)), OUTSIDE_OF_STORAGE, False),
         (CAUSAL, OUTSIDE_OF_STORAGE, False),
     ],
 )
 def test_pytorch_refuses_a_view_by_strides_that_elsewhere_make_numbers_wrong(
-    other: Need, text: str, *, expected: bool
+    other: Condition, text: str, *, expected: bool
 ) -> None:
     claim = f"the kernel raised RuntimeError: setStorage: strides [16, 1] {text} 512"
     raises = bug(Case(causal=True, k_layout="expanded_rows"), ())
@@ -188,8 +188,10 @@ def test_pytorch_refuses_a_view_by_strides_that_elsewhere_make_numbers_wrong(
     assert is_redundant(raises, numbers_of, seen(), runner(numbers), CLAIMS) == expected
 
 
-@pytest.mark.parametrize(("need", "expected"), [(CAUSAL, True), (Need("batch", (2,), (1,)), False)])
-def test_an_exception_with_the_needs_of_a_wrong_shape_is_the_same_bug(need: Need, expected: bool) -> None:
+@pytest.mark.parametrize(("need", "expected"), [(CAUSAL, True), (Condition("batch", (2,), (1,)), False)])
+def test_an_exception_with_the_needs_of_a_wrong_shape_is_the_same_bug(
+    need: Condition, expected: bool
+) -> None:
     """A tensor that has lost a dimension is returned here, and used there."""
     raises, misshapen = (bug(Case(causal=True), (), x) for x in (CAUSAL, need))
     kinds = ("exception", "contract")

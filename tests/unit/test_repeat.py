@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.harness.bugs.bug import Sightings
+from tests.harness.bugs.bug import Occurrences
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.diagnosis.reruns import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
-from tests.harness.report.conclusion import Concluded
+from tests.harness.report.conclusion import DistinctBug
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.exits import exit_status
@@ -54,7 +54,7 @@ class TestIntermittent:
         for law, case in (("forward", CASE), ("backward", replace(CASE, causal=True, seqlen_k=7))):
             failed = subject.tally.broken
             while subject.tally.broken == failed:
-                subject.uphold(law_named(law), case)
+                subject.check(law_named(law), case)
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "intermittent"
         assert bug.failure.finding.rate == (20, REPEATS)
@@ -69,7 +69,7 @@ class TestIntermittent:
     @pytest.mark.usefixtures("unscripted")
     def test_a_failure_of_every_repeat_is_no_such_bug(self, subject_of: SubjectOf) -> None:
         subject = subject_of("right_once", child=(child := Child("cpu")))
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "error"
         assert len(list(report_of(subject).parent.iterdir())) == 1
@@ -79,7 +79,7 @@ class TestIntermittent:
     def test_where_smaller_cases_come_and_go_the_drawn_one_is_told(self, subject_of: SubjectOf) -> None:
         subject = subject_of("racing_on_few_rows")
         drawn = replace(CASE, seqlen_q=3 * CASE.seqlen_q)
-        subject.uphold(law_named("forward"), drawn)
+        subject.check(law_named("forward"), drawn)
         (bug,) = subject.known.bugs.values()
         assert (bug.failure.finding.kind, bug.failure.case) == ("error", drawn)
         assert len(list(report_of(subject).parent.iterdir())) == 1
@@ -87,7 +87,7 @@ class TestIntermittent:
     def test_a_failure_that_never_shows_again_is_kept(self, subject_of: SubjectOf) -> None:
         child = Child("cpu")
         subject = subject_of("wrong_once", child=child)
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.rate == (0, REPEATS)
         assert bug.failure.case == CASE
@@ -102,14 +102,14 @@ class TestIntermittent:
         while again.runs.hard("forward", CASE) is None:
             again.runs.forget()  # in the end the next call is right
         again.replay = Run(again.info.spec, (), "forward", CASE, repeats=REPEATS)
-        again.uphold(law_named("forward"), CASE)
+        again.check(law_named("forward"), CASE)
         assert again.tally.broken == 1
         assert 1 < again.tally.examples <= 5
 
     @pytest.mark.usefixtures("unscripted")
     def test_a_failure_of_every_run_is_no_such_bug(self, subject_of: SubjectOf) -> None:
         subject = subject_of("wrong")
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "error"
         assert bug.failure.finding.rate == ()
@@ -122,14 +122,14 @@ class TestAfterOtherCalls:
     def test_a_failure_that_no_new_process_shows_is_a_bug_of_its_own(self, subject_of: SubjectOf) -> None:
         subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
         for case in (self.LONG, self.SHORT):
-            subject.uphold(law_named("forward"), case)
+            subject.check(law_named("forward"), case)
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "intermittent"
         assert bug.failure.explanation.sentences == (AFTER_OTHERS,)
-        assert dict(Concluded(bug, Sightings()).facts())["rate"].endswith(f"; {AFTER_OTHERS}")
+        assert dict(DistinctBug(bug, Occurrences()).facts())["rate"].endswith(f"; {AFTER_OTHERS}")
         assert bug.failure.case == self.SHORT
         assert not (report_of(subject) / "repro.py").exists()
-        subject.uphold(law_named("forward"), self.UNMASKED)
+        subject.check(law_named("forward"), self.UNMASKED)
         _, other = subject.known.bugs.values()
         assert [(need.name, need.holds) for need in other.needs if need.is_telling] == [("causal", (True,))]
         child.close()
@@ -138,7 +138,7 @@ class TestAfterOtherCalls:
         self, subject_of: SubjectOf
     ) -> None:
         subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
-        subject.uphold(law_named("forward"), self.UNMASKED)
+        subject.check(law_named("forward"), self.UNMASKED)
         (bug,) = subject.known.bugs.values()
         assert [(need.name, need.holds) for need in bug.needs if need.is_telling] == [("causal", (True,))]
         assert subject.runs.in_copies
@@ -154,7 +154,7 @@ class TestAfterOtherCalls:
         info = subject.info  # without a causal mask it is wrong by itself
         subject.runs.info = replace(info, capabilities=replace(info.capabilities, causal=(True,)))
         for case in (self.LONG, self.SHORT, self.LONG, replace(self.SHORT, seqlen_k=4)):
-            subject.uphold(law_named("forward"), case)
+            subject.check(law_named("forward"), case)
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "intermittent"
         assert AFTER_OTHERS in (report_of(subject) / "report.md").read_text()

@@ -14,8 +14,8 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.rotary import Rotation, drawn, rotated, rows_from
-from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.bug import Severity, Sightings
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import Occurrences, Severity
 from tests.harness.bugs.redundant import is_redundant
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
@@ -148,7 +148,11 @@ def test_a_bug_of_tables_explains_nothing_that_other_laws_find() -> None:
     found = of_mask.failure.finding
     assert not of_tables.is_everywhere
     run = runner(causal)
-    assert attribute(Broken("forward", CASE, found), [of_tables], run, CLAIMS).blamed == []
-    assert attribute(Broken("rotary", CASE, found), [of_tables], run, CLAIMS).blamed == [of_tables]
+    assert (
+        explain_by_known_bugs(FailingExample("forward", CASE, found), [of_tables], run, CLAIMS).blamed == []
+    )
+    assert explain_by_known_bugs(FailingExample("rotary", CASE, found), [of_tables], run, CLAIMS).blamed == [
+        of_tables
+    ]
     assert not is_same(of_tables, of_mask, run, CLAIMS)
-    assert not is_redundant(of_mask, of_tables, Sightings(), run, CLAIMS)
+    assert not is_redundant(of_mask, of_tables, Occurrences(), run, CLAIMS)

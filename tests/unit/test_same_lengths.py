@@ -7,20 +7,20 @@ import pytest
 from strategies.case import Case, Spike
 from strategies.features import SCORES
 from tests.harness.bugs.attribution import is_same
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.dense import show_at_same_lengths
-from tests.harness.diagnosis.conditions import NeedSearch
+from tests.harness.diagnosis.conditions import ConditionSearch
 from tests.unit.bugs import CAUSAL, CLAIMS, bug, runner
 from tests.unit.stubs import runs_of
 
-OF_SCORES = Need(SCORES, ("other",), ("ordinary",))
+OF_SCORES = Condition(SCORES, ("other",), ("ordinary",))
 ENTRY = (Spike("v", (0, 0, 0, 0), 1.0),)
 
 
-def found_at(seqlen_k: int, holds: tuple[int, ...], *needs: Need, tensor: str = "out") -> Bug:
+def found_at(seqlen_k: int, holds: tuple[int, ...], *needs: Condition, tensor: str = "out") -> Bug:
     """Return a bug whose smallest case has few numbers other than 0, and so many keys."""
     case = Case(seqlen_k=seqlen_k, v_values="zeros", spikes=ENTRY)
-    return bug(case, (tensor,), Need("seqlen_k", (seqlen_k,), holds), *needs, relative=1.0)
+    return bug(case, (tensor,), Condition("seqlen_k", (seqlen_k,), holds), *needs, relative=1.0)
 
 
 ABOVE_71, ABOVE_37 = found_at(72, (71, 32, 64)), found_at(38, (37, 32), OF_SCORES)
@@ -86,5 +86,5 @@ def test_a_border_is_the_end_of_a_tile_if_ordinary_numbers_say_so(
 
     runs = runs_of(CLAIMS)
     known = found_at(71, holds)
-    need = NeedSearch(runs, known.failure).with_ordinary_border(known.needs[0], fails)
+    need = ConditionSearch(runs, known.failure).with_ordinary_border(known.needs[0], fails)
     assert need.holds == expected

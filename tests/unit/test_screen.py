@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from strategies.case import Case, Spike
-from tests.harness.bugs.bug import Bug, Need, Severity, Sightings
+from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.failure import Explanation, Failure
-from tests.harness.report.conclusion import Concluded
+from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.results import Results
 from tests.harness.report.screen import MOST_LINES, bug_lines, notes, repeats
 from tests.harness.verdict import Finding
@@ -36,17 +36,17 @@ NUMBERS = Finding(
     nan=3,
 )
 CASE = Case(seqlen_q=3, dtype="float16", v_values="zeros", spikes=(Spike("v", (0, 0, 0, 15), 1.0),))
-SEEN = Sightings(Counter({("forward", "float16", "out"): 9, ("backward", "float32", "dq"): 5}))
+SEEN = Occurrences(Counter({("forward", "float16", "out"): 9, ("backward", "float32", "dq"): 5}))
 
 
-def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> Concluded:
+def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> DistinctBug:
     """Return a bug of which everything is known that can be."""
     explanation = Explanation(causes=("q_layout",))
     told: dict[str, Any] = {"finding": finding, "environment": {"device": "cpu"}, "explanation": explanation}
     failure = Failure("k.py:f", (), "forward", case, kernel="k.f", **told)
-    needs = (Need("seqlen_q", (3,), (2,)), Need("causal", (True,), (False,)))
+    needs = (Condition("seqlen_q", (3,), (2,)), Condition("causal", (True,), (False,)))
     bug = Bug(failure, tensors=("out",), needs=needs, severity=Severity(17, 20))
-    return Concluded(bug, SEEN, **fields)
+    return DistinctBug(bug, SEEN, **fields)
 
 
 def test_a_bug_is_told_in_the_order_in_which_a_maintainer_asks() -> None:
@@ -100,22 +100,22 @@ def test_what_is_no_number_is_told_by_the_last_frame_or_line(detail: str, where:
     ]
 
 
-def longer(one: Concluded) -> Concluded:
+def longer(one: DistinctBug) -> DistinctBug:
     """Return the same bug with long texts wherever texts may be long."""
     f = one.bug.failure
     finding = replace(
         f.finding, claim="a claim of many words " * 20, expression="results[0]['dk'].sum(-2) " * 9
     )
     case = replace(f.case, spikes=tuple(Spike("v", (0, 0, 0, i), 1.0) for i in range(12)))
-    seen = Sightings(Counter({(f"law{i}", f"dtype{i}", f"tensor{i}"): i + 1 for i in range(30)}))
-    needs = tuple(Need(f"a_field_of_a_case_{i}", (True,), (False,)) for i in range(30))
+    seen = Occurrences(Counter({(f"law{i}", f"dtype{i}", f"tensor{i}"): i + 1 for i in range(30)}))
+    needs = tuple(Condition(f"a_field_of_a_case_{i}", (True,), (False,)) for i in range(30))
     bug = replace(one.bug, failure=replace(f, finding=finding, case=case, kernel="k" * 99), needs=needs)
     return replace(one, bug=bug, seen=seen, offers=tuple(f"--claims claim_{i}=false: all" for i in range(30)))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("change", [longer, lambda one: one], ids=["longest", "usual"])
-def test_no_bug_has_more_than_twelve_lines(width: int, change: Callable[[Concluded], Concluded]) -> None:
+def test_no_bug_has_more_than_twelve_lines(width: int, change: Callable[[DistinctBug], DistinctBug]) -> None:
     one = change(concluded(offers=("--claims causal=false: all 14 failing cases are excluded",)))
     lines = bug_lines(1, one, REPORTS, width)
     assert len(lines) <= MOST_LINES

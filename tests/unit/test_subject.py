@@ -105,8 +105,8 @@ class TestSubject:
 
     def test_a_case_is_journaled_before_it_is_launched(self, recorded: Any) -> None:
         subject, child = recorded(HELD, HELD)
-        subject.uphold(law_named("forward"), CASE)
-        subject.uphold(law_named("backward"), SMALL)
+        subject.check(law_named("forward"), CASE)
+        subject.check(law_named("backward"), SMALL)
         assert [entry["done"] for entry in child.journaled] == [1, 2]
         assert [entry["law"] for entry in child.journaled] == ["forward", "backward"]
         assert child.journaled[1]["case"] == json.loads(to_json(SMALL))
@@ -117,11 +117,11 @@ class TestSubject:
         subject, child = recorded()
         launched: list[int] = []
         subject.runs.ahead = lambda: launched.append(len(child.runs))
-        subject.uphold(law_named("forward"), CASE)
-        subject.uphold(law_named("forward"), SMALL)
+        subject.check(law_named("forward"), CASE)
+        subject.check(law_named("forward"), SMALL)
         assert launched == [1, 2]
         subject.begin()
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         assert launched == [1, 2]
 
     def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
@@ -133,7 +133,7 @@ class TestSubject:
         first, second = imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true")
         subject, child = recorded(first, HELD, second)
         for case in (CASE, SMALL):
-            subject.uphold(law_named("forward"), case)
+            subject.check(law_named("forward"), case)
         lengths = [(run.case.seqlen_q, run.case.seqlen_k) for run in child.runs]
         assert lengths == [
             (CASE.seqlen_q, CASE.seqlen_k),
@@ -149,7 +149,7 @@ class TestSubject:
 
     def test_calls_that_no_one_claim_explains_are_a_bug(self, recorded: Any) -> None:
         subject, child = recorded(imprecise("k_prescaled=true"))
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         child.answers = [imprecise("l_from_rounded_p=true")] * 3
         assert finding_of(subject, "forward", SMALL).explained_by == ("l_from_rounded_p=true",)
 
@@ -165,7 +165,7 @@ class TestSubject:
         subject, child = recorded(BROKEN)
         other = {"process": -1, "begins": "toys.sound", "part": "forward", "time": time.time()}
         subject.known.ledger.append(other)
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         assert (subject.known.failures, len(subject.triage.waiting)) == ({}, 1)
         found = failure("backward", WRONG)
         subject.known.ledger.append(Bug(found, tensors=("out",)).to_dict())
@@ -181,7 +181,7 @@ class TestSubject:
         found = failure("forward", replace(WRONG, tensor="lse"))
         everywhere = Bug(found, tensors=("lse",), severity=Severity(20, 20))
         subject.known.ledger.append(everywhere.to_dict())
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         assert child.runs[0].ignored == {"lse"}
         assert subject.known.seen[str(found.folder)].total == 1
 
@@ -190,7 +190,7 @@ class TestSubject:
     ) -> None:
         hung = Verdict(status="broken", finding=Finding(claim="it ends", kind="hung"))
         subject, child = recorded(hung)
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         other = KnownBugs("toys.sound", "float16", subject.known.report_dir, verbose=False)
         other.learn()
         assert other.hangs
@@ -202,7 +202,7 @@ class TestSubject:
         monkeypatch.setattr(child, "run", hang)
         monkeypatch.setattr(subject.known, "closed", lambda law: ())
         found, blamed = dict(subject.known.failures), dict(subject.known.blamed)
-        subject.uphold(law_named("forward"), SMALL)
+        subject.check(law_named("forward"), SMALL)
         assert (child.seconds[0], child.seconds[-1]) == (math.inf, HANG_SECONDS["cpu"])
         assert (subject.tally.slow, subject.tally.cut_off, subject.tally.broken) == (1, 1, 1)
         assert (subject.known.failures, subject.known.blamed) == (found, blamed)
@@ -210,7 +210,7 @@ class TestSubject:
     def test_a_replay_judges_what_its_report_did(self, recorded: Any) -> None:
         subject, child = recorded()
         subject.replay = Run("toys.py:sound", (), "forward", CASE, frozenset({"lse"}))
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         assert child.runs[0].ignored == {"lse"}
 
     def test_a_report_stands_without_a_script(self, recorded: Any) -> None:
@@ -249,7 +249,7 @@ class TestSubject:
         subject.triage.learn()
         subject.known.bugs.clear()  # forgotten, so that it is found and written again
         child.answers = [BROKEN]
-        subject.uphold(law_named("forward"), CASE)
+        subject.check(law_named("forward"), CASE)
         assert f"report not written: {folder}: No space left on device" in subject.known.messages()
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -261,10 +261,10 @@ class TestSubject:
             "nothing at all without keys",
             "now and then",
         ]
-        subject.uphold(law_named("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
+        subject.check(law_named("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
         assert (subject.tally.known, subject.tally.moved, subject.tally.examples) == (1, 1, 1)
         assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
-        subject.uphold(law_named("backward"), CASE)
+        subject.check(law_named("backward"), CASE)
         (seen,) = subject.known.seen.values()
         assert seen.names(0) == ("backward", "forward")
 
@@ -274,7 +274,7 @@ class TestSubject:
         subject = subject_of("KNOWN_FOR_ONE_QUERY")
         two_rows = replace(CASE, seqlen_q=2, seed=1)  # is compared with a call for its last row
         assert subject.runs.hard("composition", two_rows) is not None
-        subject.uphold(law_named("composition"), two_rows)
+        subject.check(law_named("composition"), two_rows)
         assert not subject.known.seen
 
     def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
@@ -297,7 +297,7 @@ class TestSubject:
     def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_some")
         for causal in (False, True, True):
-            subject.uphold(law_named("forward"), Case(causal=causal))
+            subject.check(law_named("forward"), Case(causal=causal))
         assert (subject.tally.examples, subject.tally.refusals) == (1, 2)
         assert subject.tally.reasons == {"no mask": 2}
         assert subject.complaint() == ""
@@ -307,17 +307,17 @@ class TestSubject:
         subject = subject_of("contiguous_alone", TOYS.with_name("strangers.py"))
         strided = Case(seqlen_q=8, seqlen_k=8, k_layout="gap", dout_layout="gap")
         for _ in range(3):
-            subject.uphold(law_named("forward"), strided)
+            subject.check(law_named("forward"), strided)
         tally = subject.tally
         assert (tally.examples, tally.refusals, tally.within, tally.refused_within) == (3, 3, 3, 0)
         assert next(case for _, case in subject.runs.held) == replace(strided, k_layout="contiguous")
-        subject.uphold(law_named("forward"), replace(strided, k_layout="contiguous"))
+        subject.check(law_named("forward"), replace(strided, k_layout="contiguous"))
         assert (tally.examples, tally.refusals) == (4, 3)
 
     def test_refusing_everything_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_all")
         for seed in range(3):
-            subject.uphold(law_named("forward"), Case(seed=seed))
+            subject.check(law_named("forward"), Case(seed=seed))
         assert subject.complaint() == "toys.refusing_all refused nearly all cases"
 
     def test_hypothesis_prints_it_in_one_word(self, subject_of: SubjectOf) -> None:
@@ -329,8 +329,8 @@ def test_what_a_bug_seen_often_leaves_right_is_judged_in_its_cases_too(subject_o
     of_forward = bug(case, ("lse", "out"), CAUSAL)
     subject.known.add(of_forward)
     for _ in range(MOST_BLAMED):
-        subject.known.blame(of_forward, "forward", case, "out")
-    subject.uphold(law_named("forward"), case)
+        subject.known.count(of_forward, "forward", case, "out")
+    subject.check(law_named("forward"), case)
     assert (subject.tally.set_aside, subject.tally.moved) == (1, 1)
     assert finding_of(subject, "backward", case).tensor in ("dq", "dk", "dv")
     assert subject.tally.set_aside == 1

@@ -13,14 +13,14 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import HEADS, lie_as_contiguous
-from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
-from tests.harness.bugs.restatement import by_its_calls, plainly
+from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_its_calls
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
-from tests.harness.diagnosis.conditions import NeedSearch
-from tests.harness.diagnosis.shrink import gently_reduced
+from tests.harness.diagnosis.conditions import ConditionSearch
+from tests.harness.diagnosis.shrink import shrunk_in_few_runs
 from tests.harness.diagnosis.triage import WAIT_SECONDS, Triage
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.running.tally import Tally
@@ -29,8 +29,8 @@ from tests.unit.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
 CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
-CAUSAL = Need("causal", (True,), (False,))
-LAID_OUT = Need("dout_layout", ("gap",), ("contiguous",))
+CAUSAL = Condition("causal", (True,), (False,))
+LAID_OUT = Condition("dout_layout", ("gap",), ("contiguous",))
 
 RUNS = runs_of(CLAIMS)
 """What an investigation asks of a kernel that is not run: its claims."""
@@ -43,7 +43,7 @@ def wrong(*tensors: str) -> Finding:
     return Finding(claim="so", kind="error", tensor=tensors[0], tensors=tensors)
 
 
-def bug(finding: Finding, *needs: Need) -> Bug:
+def bug(finding: Finding, *needs: Condition) -> Bug:
     environment = {"device": "cpu", "device_name": "abacus"}
     failure = Failure("k.py:f", (), "backward", CASE, kernel="k", finding=finding, environment=environment)
     return Bug(failure, finding.tensors, needs)
@@ -60,17 +60,17 @@ def backward(shows: Callable[[Case], bool], *, alone: bool = False) -> Run:
 
 
 class TestDeterminism:
-    BROKEN = Broken("determinism", CASE, wrong("dq", "dv"), sizes=({"batch": 1},))
+    BROKEN = FailingExample("determinism", CASE, wrong("dq", "dv"), sizes=({"batch": 1},))
 
     @pytest.mark.parametrize("batch", [1, 2])
     def test_a_call_that_is_wrong_by_itself_is_told(self, batch: int) -> None:
-        told = by_its_calls(self.BROKEN, backward(lambda case: case.batch == batch), CLAIMS)
+        told = restate_by_its_calls(self.BROKEN, backward(lambda case: case.batch == batch), CLAIMS)
         assert (told.law, told.case.batch, told.finding) == ("backward", batch, wrong("dq"))
 
     @pytest.mark.parametrize("tensors", [("dv",), ("dv", "out")])
     def test_calls_that_are_wrong_in_other_tensors_are_not(self, tensors: tuple[str, ...]) -> None:
         broken = replace(self.BROKEN, finding=wrong(*tensors))
-        assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+        assert restate_by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
 
     def test_nor_are_those_that_are_wrong_in_another_way_each_time(self) -> None:
         worse = itertools.count()
@@ -80,11 +80,11 @@ class TestDeterminism:
             finding = growing(law, case, ignored)
             return finding and replace(finding, actual=float(next(worse)))
 
-        assert by_its_calls(self.BROKEN, run, CLAIMS) is self.BROKEN
+        assert restate_by_its_calls(self.BROKEN, run, CLAIMS) is self.BROKEN
 
     def test_nor_are_those_that_are_wrong_where_nothing_is_judged(self) -> None:
         broken = replace(self.BROKEN, ignored=frozenset({"dq"}))
-        assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+        assert restate_by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
 
     @pytest.mark.parametrize("is_of_batch", [True, False])
     def test_gradients_of_a_batch_element_follow_from_a_wrong_lse(self, *, is_of_batch: bool) -> None:
@@ -95,7 +95,7 @@ class TestDeterminism:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
             return wrong("lse") if law == "forward" and case == CASE else None
 
-        for told in (by_its_calls(broken, run, CLAIMS), plainly(broken, run, CLAIMS)):
+        for told in (restate_by_its_calls(broken, run, CLAIMS), restate_by_basic_law(broken, run, CLAIMS)):
             assert told.law == ("forward" if is_of_batch else "determinism")
 
     @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ class TestRows:
     """A layout shows only if there are several rows, whichever size makes them several."""
 
     SMALLEST = Case(seqlen_q=2, dout_layout="gap")
-    ROWS = Need("seqlen_q", (2,), (0, 1))
+    ROWS = Condition("seqlen_q", (2,), (0, 1))
 
-    def needed(self, fails: Callable[[Case], bool], *needs: Need) -> list[str]:
+    def needed(self, fails: Callable[[Case], bool], *needs: Condition) -> list[str]:
         failure = replace(bug(wrong("dq")).failure, case=self.SMALLEST)
-        return [need.name for need in NeedSearch(RUNS, failure).without_rows(needs, fails)]
+        return [need.name for need in ConditionSearch(RUNS, failure).without_rows(needs, fails)]
 
     @pytest.mark.parametrize(
         ("shows", "needed"),
@@ -163,7 +163,7 @@ class TestRows:
         assert self.needed(fails, LAID_OUT, self.ROWS) == ["dout_layout", "seqlen_q"]
 
     TURNED = Case(group=2, seqlen_q=2, dout_layout="bnhd")
-    OF_HEADS, OF_TURNED = Need("group", (2,), (1,)), Need("dout_layout", ("bnhd",), ("contiguous",))
+    OF_HEADS, OF_TURNED = Condition("group", (2,), (1,)), Condition("dout_layout", ("bnhd",), ("contiguous",))
 
     @pytest.mark.parametrize(
         ("shows", "is_needed"),
@@ -182,7 +182,7 @@ class TestRows:
             is_hidden = case.batch * case.heads_kv > 1
             return shows(case) and not is_hidden and not lie_as_contiguous(["dout"], case)
 
-        search = NeedSearch(RUNS, replace(bug(wrong("dq")).failure, case=self.TURNED))
+        search = ConditionSearch(RUNS, replace(bug(wrong("dq")).failure, case=self.TURNED))
         needs = search.without_rows((self.OF_HEADS, self.OF_TURNED), fails)
         assert needs == [*([self.OF_HEADS] if is_needed else []), self.OF_TURNED]
         found = replace(bug(wrong("dq"), *needs), failure=search.failure)
@@ -196,9 +196,12 @@ class TestRows:
 
     @pytest.mark.parametrize(("law", "is_needed"), [("determinism", False), ("backward", True)])
     def test_the_law_of_a_batch_tells_nothing_of_one_element(self, law: str, *, is_needed: bool) -> None:
-        several, laid_out = Need("batch", (2,), (1,)), Need("k_layout", ("expanded",), ("contiguous",))
+        several, laid_out = (
+            Condition("batch", (2,), (1,)),
+            Condition("k_layout", ("expanded",), ("contiguous",)),
+        )
         case = Case(batch=2, k_layout="expanded")
-        search = NeedSearch(RUNS, replace(bug(wrong("dk")).failure, law=law, case=case))
+        search = ConditionSearch(RUNS, replace(bug(wrong("dk")).failure, law=law, case=case))
         needs = search.without_rows((several, laid_out), lambda case: case.batch > 1)
         assert (several in needs) == is_needed
 
@@ -212,7 +215,7 @@ class TestTheEnd:
     ) -> None:
         events: list[str] = []
         known: Any = SimpleNamespace(learn=lambda: events.append("learn"), bugs={})
-        broken = Broken("backward", CASE, wrong("dq"))
+        broken = FailingExample("backward", CASE, wrong("dq"))
         runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [broken, broken])
         monkeypatch.setattr(triage, "sort", lambda broken, *, patient: events.append("sort"))
@@ -224,16 +227,16 @@ class TestTheEnd:
         [
             ((), False),
             ((CAUSAL,), False),
-            ((Need("batch", (2,), (1,)),), True),
-            ((Need("group", (2,), (1,)),), False),
-            (tuple(Need(name, (2,), (1,)) for name in ("batch", "heads_kv", "group")), False),
+            ((Condition("batch", (2,), (1,)),), True),
+            ((Condition("group", (2,), (1,)),), False),
+            (tuple(Condition(name, (2,), (1,)) for name in ("batch", "heads_kv", "group")), False),
         ],
     )
     def test_in_a_hurry_only_what_few_other_fields_tell_from_a_known_bug_is_told(
-        self, needs: tuple[Need, ...], is_told: bool
+        self, needs: tuple[Condition, ...], is_told: bool
     ) -> None:
         known: Any = SimpleNamespace(
-            bugs={"k": bug(wrong("dq"), CAUSAL), "h": bug(wrong("dq"), Need(HEADS, (2,), (1,)))}
+            bugs={"k": bug(wrong("dq"), CAUSAL), "h": bug(wrong("dq"), Condition(HEADS, (2,), (1,)))}
         )
         triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0))
         assert triage._is_told_apart(bug(wrong("dq"), *needs)) is is_told
@@ -243,13 +246,13 @@ class TestTheEnd:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         of_out, of_dq, died = (
-            Broken("backward", CASE, finding)
+            FailingExample("backward", CASE, finding)
             for finding in (wrong("out"), wrong("dq"), Finding(claim="", kind="died"))
         )
         ledger = SimpleNamespace(is_busy=lambda kernel, part: part == "forward")
         known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger, bugs={})
         triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0), [of_out, of_dq, died])
-        looked_at: list[Broken] = []
+        looked_at: list[FailingExample] = []
         monkeypatch.setattr(triage, "sort", looked_at.append)
         triage.learn()
         assert looked_at == [of_dq, died]
@@ -257,8 +260,8 @@ class TestTheEnd:
 
     def test_without_time_nothing_is_told_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a known bug may be to blame for is counted; what no bug is known of is told."""
-        told: list[Broken] = []
-        of_dq, of_dv = (Broken("backward", CASE, wrong(tensor)) for tensor in ("dq", "dv"))
+        told: list[FailingExample] = []
+        of_dq, of_dv = (FailingExample("backward", CASE, wrong(tensor)) for tensor in ("dq", "dv"))
         known: Any = SimpleNamespace(learn=lambda: None, bugs={"k": bug(wrong("dq"))})
         runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [of_dq, of_dv])
@@ -272,12 +275,12 @@ class TestTheEnd:
         now, ledger = 0.0, SimpleNamespace(is_busy=lambda kernel, part=None: False)
         known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger, bugs={})
         runs: Any = SimpleNamespace(clock=Clock(), tally=Tally(), share=60.0)
-        failures = [Broken("backward", replace(CASE, seed=seed), wrong("dq")) for seed in range(100)]
-        other = Broken("backward", CASE, wrong("dv"))
+        failures = [FailingExample("backward", replace(CASE, seed=seed), wrong("dq")) for seed in range(100)]
+        other = FailingExample("backward", CASE, wrong("dv"))
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [*failures, other])
-        looked_at: list[Broken] = []
+        looked_at: list[FailingExample] = []
 
-        def sort(broken: Broken, **options: bool) -> None:
+        def sort(broken: FailingExample, **options: bool) -> None:
             nonlocal now
             now += 1.0
             looked_at.append(broken)
@@ -304,8 +307,8 @@ class TestCrash:
     def test_head_dims_that_hold_are_told(self) -> None:
         """A case with a value that is not known to hold is taken for one that ends the process, and is not run."""
         case = Case(seqlen_q=9, seqlen_k=9, head_dim=128)
-        *_, (smallest, needs) = gently_reduced(case, lambda case: case.head_dim > 32, CLAIMS)
-        assert needs == (Need("head_dim", (64,), (16, 32)),)
+        *_, (smallest, needs) = shrunk_in_few_runs(case, lambda case: case.head_dim > 32, CLAIMS)
+        assert needs == (Condition("head_dim", (64,), (16, 32)),)
         assert smallest.head_dim == 64
 
     def test_a_case_that_gave_numbers_is_not_told_as_one_that_ends_the_process(self) -> None:
@@ -315,5 +318,7 @@ class TestCrash:
             return wrong("dq", "dk") if case.causal else None
 
         known = bug(wrong("dq"), CAUSAL)
-        outcome = attribute(Broken("backward", CASE, wrong("dq", "dk")), (known,), run, CLAIMS)
+        outcome = explain_by_known_bugs(
+            FailingExample("backward", CASE, wrong("dq", "dk")), (known,), run, CLAIMS
+        )
         assert (outcome.rest, outcome.blamed) == (None, [known])

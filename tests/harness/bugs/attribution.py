@@ -21,15 +21,15 @@ from strategies.features import (
     with_value,
     with_zeros,
 )
-from tests.harness.bugs.bug import ENOUGH, Bug, Need, with_tensors
-from tests.harness.bugs.counterfactuals import cures, is_needed, is_present, may_be_present
+from tests.harness.bugs.bug import ENOUGH, Bug, Condition, with_tensors
+from tests.harness.bugs.counterfactuals import counterfactuals, is_needed, is_present, may_be_present
 from tests.harness.bugs.dense import (
     are_apart,
     brought_in,
     leaves_out_right,
     show_at_same_lengths,
-    wrong_alone,
-    wrong_with_ordinary_numbers,
+    symptoms_apart_from_forward,
+    symptoms_on_dense_case,
 )
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
@@ -45,7 +45,7 @@ OTHER_NUMBERS = 8
 
 
 @dataclass(frozen=True)
-class Broken:
+class FailingExample:
     """A law that does not hold on a case, where ``ignored`` are the tensors that were not judged.
 
     ``sizes`` are the sizes, options and layouts of calls that differ from those of the case: see ``Trial.sizes``.
@@ -62,11 +62,13 @@ class Broken:
 class Outcome:
     """What is left of a failure once known bugs have explained their part; ``rest`` is None if nothing is left."""
 
-    rest: Broken | None
+    rest: FailingExample | None
     blamed: list[Bug] = field(default_factory=list)
 
 
-def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> Outcome:
+def explain_by_known_bugs(
+    broken: FailingExample, bugs: Sequence[Bug], run: Try, capabilities: Capabilities
+) -> Outcome:
     """Take out of a failure what known bugs explain.
 
     A bug explains a failure if its tensors become right when any field that it needs gets another value. Lengths and
@@ -102,7 +104,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     return outcome
 
 
-def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> bool:
+def _is_suspect(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilities) -> bool:
     """Whether a bug may be to blame for a failure, by its law, by what is wrong, and by what makes it wrong."""
     if not bug.may_show_under(broken.law):
         return False
@@ -122,7 +124,7 @@ def _in_law(law: str, bug: Bug) -> Bug:
     return replace(bug, needs=tuple(x for x in bug.needs if not (are_set and x.name == SCORES)))
 
 
-def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
+def _is_of_nan(broken: FailingExample, bug: Bug, run: Try) -> bool:
     """Whether NaN or infinity in an input makes a failure, and not the numbers with which a bug is known to show.
 
     A bug that needs certain numbers, and shows with finite ones, loses no NaN. Other numbers cure what it does, but
@@ -148,7 +150,7 @@ def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
     return any(finding is not None and bug.could_break(finding) for finding in found)
 
 
-def _is_of_blind_rows(broken: Broken, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
+def _is_of_blind_rows(broken: FailingExample, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     """Whether rows that see no key make NaN or infinity in a failure, and not a bug that is known by wrong numbers.
 
     Other lengths that cure what the bug does may leave no such row either, so that they do not tell. Lengths that leave
@@ -160,7 +162,7 @@ def _is_of_blind_rows(broken: Broken, bug: Bug, run: Try, capabilities: Capabili
         return False
     if broken.finding.has_lse_of_no_keys:
         return False
-    for case in cures(Need(BLIND, (blind,), (SEEN,)), broken.case, capabilities):
+    for case in counterfactuals(Condition(BLIND, (blind,), (SEEN,)), broken.case, capabilities):
         finding = run(broken.law, case, broken.ignored) if bug.is_met(case) else None
         if finding is not None and bug.could_break(finding):
             return finding.kind == "error"
@@ -191,10 +193,10 @@ class _Cured:
     """
 
     is_explained: bool
-    rest: Broken | None = None
+    rest: FailingExample | None = None
 
 
-def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> _Cured:
+def _without(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilities) -> _Cured:
     """Change each field that the bug needs, and see whether the failure goes away."""
     telling = [need for need in bug.needs if need.is_telling]
     necessary = bug.needs if telling else [need for need in bug.needs if need.is_certain]
@@ -205,9 +207,9 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
     other = None
     for need in telling or bug.needs:
         still, cured = None, 0
-        for changed in cures(need, broken.case, capabilities):
+        for changed in counterfactuals(need, broken.case, capabilities):
             finding = run(broken.law, changed, broken.ignored)
-            left = None if finding is None else Broken(broken.law, changed, finding, broken.ignored)
+            left = None if finding is None else FailingExample(broken.law, changed, finding, broken.ignored)
             shows = finding is not None and bug.could_break(finding) and not _is_gone(bug, broken, finding)
             if finding is not None and finding.hides_numbers and not shows:
                 continue  # it tells nothing of what else is in the case
@@ -224,7 +226,7 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
     return _Cured(True, other)
 
 
-def _is_gone(bug: Bug, broken: Broken, left: Finding) -> bool:
+def _is_gone(bug: Bug, broken: FailingExample, left: Finding) -> bool:
     """Whether what a bug makes is gone from a failure, although something of another kind is left.
 
     That is wrong numbers where it makes NaN or infinity, or an error of roundings where it makes a large one.
@@ -237,7 +239,7 @@ def _is_gone(bug: Bug, broken: Broken, left: Finding) -> bool:
     return of_nan or by_much
 
 
-def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
+def _beside(bug: Bug, broken: FailingExample, run: Try) -> FailingExample | None:
     """Return what is wrong in tensors that the bug is not known to spoil, judged without those that it spoils.
 
     NaN and infinity of out reach the gradients, which are then no bug of their own.
@@ -253,11 +255,11 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
     of_out = broken.finding.tensor == "out" and "out" in bug.tensors
     if of_out and broken.finding.kind == finding.kind == "nonfinite":
         return None
-    return Broken(broken.law, broken.case, finding, ignored)
+    return FailingExample(broken.law, broken.case, finding, ignored)
 
 
 def _spoils_also(
-    bug: Bug, beside: Broken, run: Try, capabilities: Capabilities, known: Collection[Bug]
+    bug: Bug, beside: FailingExample, run: Try, capabilities: Capabilities, known: Collection[Bug]
 ) -> bool:
     """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed.
 
@@ -272,7 +274,7 @@ def _spoils_also(
     f = bug.failure
     kept = ("bias",) if "dbias" in wrong else ()
     with_it = replace(f.case, bias=beside.case.bias) if kept else f.case
-    own = wrong_with_ordinary_numbers(f.law, with_it, f.finding, run, capabilities, bug.needs)
+    own = symptoms_on_dense_case(f.law, with_it, f.finding, run, capabilities, bug.needs)
     of_others = {tensor for x in brought_in(f.case, known) for tensor in x.tensors}
     if own and not wrong <= own - of_others:
         return False
@@ -292,7 +294,7 @@ def _spoils_also(
         capabilities.admits(bare)
         and wrong in with_some_numbers(bare)
         and all(is_needed(need, beside.case, fails, capabilities) for need in needs)
-        and not ("out" in bug.tensors and wrong & wrong_alone(bare, run, capabilities, known))
+        and not ("out" in bug.tensors and wrong & symptoms_apart_from_forward(bare, run, capabilities, known))
     )
 
 
@@ -412,7 +414,7 @@ def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities)
     if f.ignored.isdisjoint(spoiled) or not telling or not others.keys() <= mine.keys():
         return False
     more = [mine[name] for name in mine.keys() - others.keys()]
-    without = [case for need in more for case in cures(need, f.case, capabilities)]
+    without = [case for need in more for case in counterfactuals(need, f.case, capabilities)]
     found = [run(f.law, case, frozenset()) for case in (f.case, *without)]
     if not all(x is not None and other.could_break(x) for x in found):
         return False
@@ -421,8 +423,7 @@ def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities)
         unjudged
         or not spoiled.isdisjoint(one.tensors)
         or any(
-            wrong_with_ordinary_numbers(f.law, case, f.finding, run, capabilities)
-            for case in without or (f.case,)
+            symptoms_on_dense_case(f.law, case, f.finding, run, capabilities) for case in without or (f.case,)
         )
     )
     return is_its_own and _is_cured_as(one, other, run, capabilities)
@@ -508,8 +509,8 @@ def _is_cured_as(
     """
     f = one.failure
 
-    def brings_in_another(need: Need) -> bool:
-        changed = list(cures(need, f.case, capabilities))
+    def brings_in_another(need: Condition) -> bool:
+        changed = list(counterfactuals(need, f.case, capabilities))
         absent = (x for x in others if x.could_break(f.finding) and not x.is_met(f.case))
         return bool(changed) and any(all(map(x.is_met, changed)) for x in absent)
 
@@ -526,20 +527,20 @@ def _is_cured_as(
     return all(outcomes) if telling else any(outcomes)
 
 
-def _as_in(bug: Bug, need: Need) -> Need:
+def _as_in(bug: Bug, need: Condition) -> Condition:
     """Return the need; if it is of a large sm_scale and this bug needs large scores instead, return that need."""
     if not _is_large_scale(need):
         return need
     return next((mine for mine in bug.needs if mine.name == SCORES), need)
 
 
-def _is_large_scale(need: Need) -> bool:
+def _is_large_scale(need: Condition) -> bool:
     """Whether sm_scale matters by making large scores, which one no larger than a scale that holds does not do."""
     held = need.holds if need.name == "sm_scale" else ()
     return _is_scale_above(max((abs(x or 0.0) for x in held), default=0.0), need)
 
 
-def _is_scale_above(least: float, need: Need) -> bool:
+def _is_scale_above(least: float, need: Condition) -> bool:
     """Whether sm_scale matters, and is larger than ``least`` or, if it is negative, smaller than ``-least``."""
     return need.name == "sm_scale" and abs(need.fails[0] or 0.0) > least
 

@@ -8,7 +8,7 @@ from kernels.contract import LAYOUTS, Capabilities, KnownFailure
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.features import with_value
 from tests.harness.bugs.bug import Bug
-from tests.harness.bugs.counterfactuals import cures
+from tests.harness.bugs.counterfactuals import counterfactuals
 from tests.harness.kernel_record import meets
 
 IN_ORDER = (
@@ -26,7 +26,7 @@ MOST_STEPS = 8
 
 
 @dataclass(frozen=True)
-class Closed:
+class Avoided:
     """Cases that are not run under a law: those that meet a known failure, or a bug found in this run."""
 
     known: tuple[KnownFailure, ...]
@@ -49,7 +49,7 @@ class Closed:
         return None
 
 
-def elsewhere(case: Case, closed: Closed, capabilities: Capabilities) -> Case | None:
+def steer_away(case: Case, closed: Avoided, capabilities: Capabilities) -> Case | None:
     """Return the case, or a claimed one near it of the same dtype, that meets nothing closed; None if there is none."""
     for _ in range(MOST_STEPS):
         if not closed.is_met(case):
@@ -85,7 +85,7 @@ def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Cas
     # be left to show another bug that has this need too.
     first = case.seed % len(bug.needs) if bug.needs else 0
     for need in (*bug.needs[first:], *bug.needs[:first]):
-        for changed in cures(need, case, capabilities):
+        for changed in counterfactuals(need, case, capabilities):
             if not may_show(bug, changed):
                 yield changed
 

@@ -46,7 +46,7 @@ MOST_CASES = 200
 
 
 @dataclass(frozen=True)
-class Need:
+class Condition:
     """A field that must have a certain value for a bug to show; ``name`` is that of a feature of a case.
 
     ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
@@ -124,7 +124,7 @@ class Need:
         below = [x for x in self.holds if 0 < x < self.fails[0]] if self.name in LENGTHS else []
         return (max(below), self.fails[0]) if below else None
 
-    def seen_with(self, value: Any) -> "Need":
+    def seen_with(self, value: Any) -> "Condition":
         """Return the need after the bug was seen with another value."""
         return replace(self, fails=(*self.fails, value), holds=tuple(x for x in self.holds if x != value))
 
@@ -187,7 +187,7 @@ class Bug:
 
     failure: Failure
     tensors: tuple[str, ...] = ()
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Condition, ...] = ()
     severity: Severity = Severity()
     offers: tuple[str, ...] = ()
     by_numbers: bool = False
@@ -425,7 +425,7 @@ class Bug:
             explanation=Explanation(causes=tuple(fields["causes"])),
         )
         needs = (
-            Need(x["name"], tuple(x["fails"]), tuple(x["holds"]), x.get("is_certain", False))
+            Condition(x["name"], tuple(x["fails"]), tuple(x["holds"]), x.get("is_certain", False))
             for x in fields["needs"]
         )
         return cls(
@@ -471,7 +471,7 @@ def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:
 
 
 @dataclass
-class Sightings:
+class Occurrences:
     """Where a bug showed: the number of failing examples by law, dtype and worst tensor, and some of their cases.
 
     A sighting is a law that fails on a case as it was drawn. Smaller cases tried while shrinking do not count; they are
@@ -496,7 +496,7 @@ class Sightings:
         """Keep failing cases that were met while one was shrunk."""
         _keep(cases, self.shrunk)
 
-    def merge(self, other: "Sightings") -> None:
+    def merge(self, other: "Occurrences") -> None:
         """Add the sightings of another item or process."""
         self.counts.update(other.counts)
         _keep(other.cases, self.cases)
@@ -516,7 +516,7 @@ class Sightings:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Sightings":
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Occurrences":
         """Make sightings from what ``to_dict`` returned, also after JSON."""
         counts = Counter({(law, dtype, tensor): count for law, dtype, tensor, count in fields["counts"]})
         cases, shrunk = (

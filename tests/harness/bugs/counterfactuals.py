@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.features import BLIND, LENGTHS, TILES_OF, UNEQUAL, VALUES_OF, feature, value_of, with_value
-from tests.harness.bugs.bug import ONE_ABOVE, Need
+from tests.harness.bugs.bug import ONE_ABOVE, Condition
 
 MOST_VALUES = 4
 """How many values of a field are tried."""
 
 
-def is_present(need: Need, case: Case) -> bool:
+def is_present(need: Condition, case: Case) -> bool:
     """Whether a case may have what is needed: its value is none of those that held, or any length may be needed."""
     return need.is_irregular or value_of(case, need.name) not in need.holds
 
 
-def may_be_present(need: Need, case: Case) -> bool:
+def may_be_present(need: Condition, case: Case) -> bool:
     """Whether a case may have what is needed.
 
     Where no border between lengths is known, one that held may have done so because of its numbers.
@@ -24,7 +24,7 @@ def may_be_present(need: Need, case: Case) -> bool:
     return is_present(need, case) or (need.name in LENGTHS and need.side is None)
 
 
-def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
+def counterfactuals(need: Condition, case: Case, capabilities: Capabilities) -> Iterator[Case]:
     """Yield the case with other values of a field that held, if the kernel claims them; the nearest lengths first."""
     tried = 0
     for value in _values(need, case):
@@ -34,7 +34,7 @@ def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
             yield cured
 
 
-def _values(need: Need, case: Case) -> list[object]:
+def _values(need: Condition, case: Case) -> list[object]:
     if need.name == UNEQUAL:
         return [x for x in dict.fromkeys((case.seqlen_k, case.seqlen_q)) if x]
     if need.name == BLIND:  # with more keys than queries, or else as many
@@ -56,11 +56,11 @@ def _values(need: Need, case: Case) -> list[object]:
 
 
 def needs_of(
-    fields: Sequence[Need],
+    fields: Sequence[Condition],
     witnesses: Sequence[Case],
     fails: Callable[[Case], bool],
     capabilities: Capabilities,
-) -> tuple[Need, ...]:
+) -> tuple[Condition, ...]:
     """Return the fields without which none of the ``witnesses`` fails; the first witness is the smallest case.
 
     In a small case much matters by accident, because other sizes mean other numbers. What a bug needs, it needs in
@@ -81,22 +81,22 @@ def needs_of(
     return tuple(kept)
 
 
-def resisted_shrinking(need: Need) -> bool:
+def resisted_shrinking(need: Condition) -> bool:
     """Whether shrinking left a field at a value that it would have simplified, had the failure not needed it."""
     if need.name in SIMPLEST:
         return need.name != "dtype" and need.fails[0] != SIMPLEST[need.name]
     return feature(need.name).is_shrunk
 
 
-def _numbers(case: Case, name: str) -> Need | None:
+def _numbers(case: Case, name: str) -> Condition | None:
     """Return the numbers of a tensor as a field, or None if they are normal."""
     value = value_of(case, name)
-    return None if value == "normal" else Need(name, (value,), ("normal",))
+    return None if value == "normal" else Condition(name, (value,), ("normal",))
 
 
-def is_needed(need: Need, case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> bool:
+def is_needed(need: Condition, case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> bool:
     """Whether other values of a field cure a case."""
-    outcomes = (not fails(cured) for cured in cures(need, case, capabilities))
+    outcomes = (not fails(cured) for cured in counterfactuals(need, case, capabilities))
     if need.cures_by_all:
         return all(found := list(outcomes)) and bool(found)
     return any(outcomes)

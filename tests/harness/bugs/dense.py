@@ -22,7 +22,7 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_small, wrong_tensors
@@ -75,7 +75,11 @@ def are_apart(
     if "out" in some & others:
         of_gradients = [x for x in (wrong_tensors(bug.failure.finding) for bug in both) if x <= {*GRADIENTS}]
         cases = [bug.failure.case for bug in both]
-        return any(x & wrong_alone(case, run, capabilities, third) for x in of_gradients for case in cases)
+        return any(
+            x & symptoms_apart_from_forward(case, run, capabilities, third)
+            for x in of_gradients
+            for case in cases
+        )
     if "out" in some | others:
         return "out" not in (one if "out" in some else other).failure.ignored
     if any(brought_in(bug.failure.case, third) for bug in both):
@@ -94,7 +98,7 @@ def _wrong_in_more_rows(bug: Bug, run: Try, capabilities: Capabilities, third: C
     unknown = {tensor for x in brought_in(f.case, third) for tensor in x.tensors}
     if "out" in unknown:
         return set()
-    return wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities, bug.needs) - unknown
+    return symptoms_on_dense_case(f.law, f.case, f.finding, run, capabilities, bug.needs) - unknown
 
 
 def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:
@@ -105,12 +109,14 @@ def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilit
     if "out" in wrong_tensors(finding):
         return False
     rows = (LONGER,) if min(case.seqlen_q, case.seqlen_k) < FEWEST else (0, LONGER)
-    wrong = (wrong_with_ordinary_numbers(law, case, finding, run, capabilities, more=x) for x in rows)
+    wrong = (symptoms_on_dense_case(law, case, finding, run, capabilities, more=x) for x in rows)
     found = next(filter(None, wrong), set[str]())
     return bool(found) and "out" not in found
 
 
-def wrong_alone(case: Case, run: Try, capabilities: Capabilities, known: Collection[Bug] = ()) -> set[str]:
+def symptoms_apart_from_forward(
+    case: Case, run: Try, capabilities: Capabilities, known: Collection[Bug] = ()
+) -> set[str]:
     """Return the gradients that are wrong where out and lse are right, with the case's options at some other lengths.
 
     A bug that makes out and gradients wrong does so there as well. A tensor tells nothing where one of the ``known``
@@ -140,13 +146,13 @@ def longer(case: Case, rows: int = LONGER) -> Case:
     return replace(case, **{name: getattr(case, name) + rows for name in LENGTHS})
 
 
-def wrong_with_ordinary_numbers(
+def symptoms_on_dense_case(
     law: str,
     case: Case,
     finding: Finding,
     run: Try,
     capabilities: Capabilities,
-    needs: Sequence[Need] = (),
+    needs: Sequence[Condition] = (),
     more: int = LONGER,
 ) -> set[str]:
     """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.

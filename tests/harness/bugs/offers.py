@@ -7,7 +7,7 @@ from kernels.contract import CLAIMS, Capabilities
 from kernels.contract.parsing import lesser, parse_claims
 from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from strategies.features import HUGE
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.clock import BudgetSpent
 from tests.harness.running.runs import Runs
 
@@ -101,7 +101,7 @@ def spoils(claim: str, answered: Sequence[Case], runs: Runs, spend: Callable[[],
 
 
 def excluding(
-    needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
+    needs: Sequence[Condition], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
     """Yield the claim that excludes all failing cases and the fewest that held, if any claim leaves enough of these."""
     found: list[tuple[int, int, str]] = []
@@ -117,7 +117,7 @@ def excluding(
 
 
 def candidates(
-    needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
+    needs: Sequence[Condition], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
     """Yield claims narrower than the kernel's, about fields that the bug needs: the kernel may be meant for these."""
     names = {need.name for need in needs}

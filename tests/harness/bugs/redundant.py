@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from kernels.contract import Capabilities
 from strategies.features import SCORES, feature, laid_out
-from tests.harness.bugs.attribution import Broken, attribute
-from tests.harness.bugs.bug import Bug, Sightings
-from tests.harness.bugs.restatement import plainly
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
+from tests.harness.bugs.bug import Bug, Occurrences
+from tests.harness.bugs.restatement import restate_by_basic_law
 from tests.harness.running.exits import is_outside
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_small, leaves_roundings
@@ -33,7 +33,7 @@ MOST = 0.75
 def is_redundant(
     bug: Bug,
     other: Bug,
-    seen: Sightings,
+    seen: Occurrences,
     run: Try,
     capabilities: Capabilities,
     beside: Collection[Bug] = (),
@@ -71,7 +71,7 @@ def is_redundant(
         finding = run(law, case, f.ignored)
         if finding is None:
             return False
-        broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
+        broken = restate_by_basic_law(FailingExample(law, case, finding, f.ignored), run, capabilities)
         if not _is_explained(broken, [other, *third], run, capabilities):
             return False
         alone = [x for x in third if x.is_met(broken.case)]
@@ -80,9 +80,9 @@ def is_redundant(
     return True
 
 
-def _is_explained(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> bool:
+def _is_explained(broken: FailingExample, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> bool:
     """Whether these bugs explain a failure. Of a large error, one as small as roundings may be left."""
-    rest = attribute(broken, bugs, run, capabilities).rest
+    rest = explain_by_known_bugs(broken, bugs, run, capabilities).rest
     return rest is None or leaves_roundings(broken.finding, rest.finding)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.features import NAN, with_no_more_than, with_normal_numbers, with_value
-from tests.harness.bugs.attribution import Broken
+from tests.harness.bugs.attribution import FailingExample
 from tests.harness.law import basic_laws, law_named
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import are_kindred, wrong_tensors
@@ -19,7 +19,7 @@ EVERYTHING: frozenset[str] = frozenset()
 """Nothing is ignored, because laws that put parts together by lse depend on it even if it is known to be wrong."""
 
 
-def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
+def restate_by_basic_law(broken: FailingExample, run: Try, capabilities: Capabilities) -> FailingExample:
     """Return a basic law's failure on the case, or on one as large as a call that was made; else the failure itself.
 
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
@@ -41,14 +41,14 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     return broken
 
 
-def _is_of_batch(broken: Broken) -> bool:
+def _is_of_batch(broken: FailingExample) -> bool:
     """Whether gradients of a batch element among others, and of it alone, differ."""
     compares_batch = "batch" in law_named(broken.law).compares
     is_alone = compares_batch and bool(broken.finding.other_expression)
     return is_alone and wrong_tensors(broken.finding) <= {*GRADIENTS}
 
 
-def _is_of_lse(broken: Broken, call: Broken) -> bool:
+def _is_of_lse(broken: FailingExample, call: FailingExample) -> bool:
     """Whether the case's own lse is wrong, so that equations between gradients do not hold.
 
     Weights that are made from it may be of any size, and their roundings with them, which differ between calls.
@@ -56,7 +56,7 @@ def _is_of_lse(broken: Broken, call: Broken) -> bool:
     return call.case == broken.case and "lse" in wrong_tensors(call.finding)
 
 
-def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
+def restate_by_its_calls(broken: FailingExample, run: Try, capabilities: Capabilities) -> FailingExample:
     """Return a basic law's failure in place of one that was found by comparing a batch element with the same one alone.
 
     It does so if a call is wrong by itself in one of the same tensors; for gradients, a wrong lse of the case tells as
@@ -73,7 +73,7 @@ def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken
     return call if run(call.law, call.case, call.ignored) == call.finding else broken
 
 
-def by_forward(broken: Broken, run: Try) -> Broken:
+def restate_by_forward(broken: FailingExample, run: Try) -> FailingExample:
     """Return the forward law's failure on the case if out is wrong in it, since gradients may be wrong because of that.
 
     The forward law also takes less time.
@@ -83,29 +83,29 @@ def by_forward(broken: Broken, run: Try) -> Broken:
     finding = run("forward", broken.case, broken.ignored)
     if finding is None or finding.kind not in NUMBERS or "out" not in wrong_tensors(finding):
         return broken
-    return Broken("forward", broken.case, finding, broken.ignored)
+    return FailingExample("forward", broken.case, finding, broken.ignored)
 
 
 def _wrong_calls(
-    broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
-) -> Iterator[Broken]:
+    broken: FailingExample, run: Try, capabilities: Capabilities, ignored: frozenset[str]
+) -> Iterator[FailingExample]:
     """Yield what the basic laws find wrong in numbers on the case, or on one as large as a call that was made."""
     calls = _failing_calls(broken, run, capabilities, ignored)
     return (call for call in calls if call.finding.kind in NUMBERS)
 
 
 def _failing_calls(
-    broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
-) -> Iterator[Broken]:
+    broken: FailingExample, run: Try, capabilities: Capabilities, ignored: frozenset[str]
+) -> Iterator[FailingExample]:
     """Yield what the basic laws find on the case, or on one as large as a call that was made."""
     for case in _cases(broken, capabilities):
         for law in basic_laws(gradients=bool(capabilities.backward)):
             finding = run(law, case, ignored)
             if finding is not None:
-                yield Broken(law, case, finding, ignored)
+                yield FailingExample(law, case, finding, ignored)
 
 
-def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
+def _cases(broken: FailingExample, capabilities: Capabilities) -> Iterator[Case]:
     """Yield the case itself without its non-finite entries, and cases with other numbers for each other call size.
 
     A law that sets large scores in any case is told by ordinary numbers too, with which the same may be wrong. So is a

@@ -14,7 +14,7 @@ from _pytest._io import TerminalWriter
 
 from tests.harness.bugs.bug import Bug
 from tests.harness.commands.arguments import OneLine
-from tests.harness.commands.union import Find, check_alike, united
+from tests.harness.commands.union import Find, check_alike, merged_runs
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import replaced
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     runs = [run for run in found.values() if run is not None]
     silent = [folder for folder, run in found.items() if run is None]
     check_alike(runs)
-    results, finds = united(runs)
+    results, finds = merged_runs(runs)
     has_failed = any(run.failed or run.status == pytest.ExitCode.TESTS_FAILED for run in runs)
     status = int(has_failed or bool(results.concluded) or bool(results.complaints()))
     written = write_result(given.report_dir, runs, silent, results, finds, status)

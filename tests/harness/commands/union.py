@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations, count
 from pathlib import Path
 
-from tests.harness.bugs.bug import Bug, Sightings, with_tensors
-from tests.harness.report.conclusion import Concluded
+from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
+from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.record import Recorded
 from tests.harness.report.results import Results
 from tests.harness.report.wording import severity
@@ -17,7 +17,7 @@ class Find:
     """A bug as one run has found it."""
 
     run: Recorded
-    one: Concluded
+    one: DistinctBug
 
 
 def check_alike(runs: Sequence[Recorded]) -> None:
@@ -44,7 +44,7 @@ def unlike(one: Recorded, other: Recorded) -> Iterator[tuple[str, object, object
                 yield f"the claim {key} of {name} as ", mine.get(key), theirs.get(key), "one claim"
 
 
-def united(runs: Sequence[Recorded]) -> tuple[Results, list[list[Find]]]:
+def merged_runs(runs: Sequence[Recorded]) -> tuple[Results, list[list[Find]]]:
     """Return the results of all runs as one, and the finds of each of its bugs, of which the first is the worst."""
     finds = grouped(Find(run, one) for run in runs for one in run.bugs)
     concluded = list(named(map(as_one, finds)))
@@ -91,15 +91,15 @@ def is_found_again(one: Bug, other: Bug) -> bool:
     return one.is_like(other) or (broken[0] == broken[1] and needs[0] == needs[1] and is_met)
 
 
-def as_one(finds: Sequence[Find]) -> Concluded:
+def as_one(finds: Sequence[Find]) -> DistinctBug:
     """Return a bug as all runs have seen it. A claim is offered if each run that found the bug offers it."""
     first, *rest = (find.one for find in finds)
-    seen = Sightings()
+    seen = Occurrences()
     for find in finds:
         seen.merge(find.one.seen)
     bug = with_tensors(first.bug, (tensor for find in finds for tensor in find.one.bug.tensors))
     if not rest:
-        return Concluded(bug, seen, first.offers)
+        return DistinctBug(bug, seen, first.offers)
     claims = ({line.partition(": ")[0]: None for line in find.one.offers} for find in finds)
     mine, *others = claims
     offers = (
@@ -107,10 +107,10 @@ def as_one(finds: Sequence[Find]) -> Concluded:
         for claim in mine
         if all(claim in x for x in others)
     )
-    return Concluded(bug, seen, tuple(offers))
+    return DistinctBug(bug, seen, tuple(offers))
 
 
-def named(concluded: Iterable[Concluded]) -> Iterator[Concluded]:
+def named(concluded: Iterable[DistinctBug]) -> Iterator[DistinctBug]:
     """Yield each bug with a report folder of its own, since two runs may have used one name for two bugs."""
     taken: set[str] = set()
     for one in concluded:

@@ -30,22 +30,22 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
-from tests.harness.bugs.bug import Bug, Need
-from tests.harness.bugs.counterfactuals import cures, needs_of, resisted_shrinking
+from tests.harness.bugs.bug import Bug, Condition
+from tests.harness.bugs.counterfactuals import counterfactuals, needs_of, resisted_shrinking
 from tests.harness.bugs.dense import (
     FEWEST,
     TILES,
     longer,
     ordinary_cases,
+    symptoms_apart_from_forward,
+    symptoms_on_dense_case,
     with_ordinary_numbers,
-    wrong_alone,
-    wrong_with_ordinary_numbers,
 )
 from tests.harness.bugs.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.clock import BudgetSpent
-from tests.harness.diagnosis.confirmation import accidental, certain
+from tests.harness.diagnosis.confirmation import confirmed, refuted
 from tests.harness.diagnosis.explanation import fields
-from tests.harness.diagnosis.generalisation import by_scores, in_common
+from tests.harness.diagnosis.generalisation import generalise_to_scores, generalised
 from tests.harness.law import basic_laws, law_named
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
@@ -73,7 +73,7 @@ WHOLE_TILES = (64, 128)
 
 
 @dataclass
-class NeedSearch:
+class ConditionSearch:
     """The search for what the bug behind a failure needs, and for the tensors that it spoils.
 
     ``failure`` has the smallest case that was found, ``bugs`` are those that are known of the kernel. Functions that
@@ -93,7 +93,9 @@ class NeedSearch:
         """The claims that changed cases must meet: a case that the kernel refuses tells nothing."""
         return self.runs.claims_of(self.failure.law)
 
-    def needs(self, witnesses: Sequence[Case], fails: Callable[[Case], bool]) -> Iterator[tuple[Need, ...]]:
+    def needs(
+        self, witnesses: Sequence[Case], fails: Callable[[Case], bool]
+    ) -> Iterator[tuple[Condition, ...]]:
         """Yield the fields without which none of the ``witnesses`` fails; ``fails`` says whether a case does.
 
         They are yielded first as the witnesses tell them, then with what larger cases say, which takes many more runs.
@@ -103,7 +105,7 @@ class NeedSearch:
         matter = [need for x in varied for need in self.as_needs(x, fails)]
         # Lengths that do not matter as far as they were varied may still do so at whole tiles.
         others = (name for name in LENGTHS if name not in [need.name for need in matter])
-        matter += [Need(name, (getattr(case, name),), ()) for name in others]
+        matter += [Condition(name, (getattr(case, name),), ()) for name in others]
         matter = [self.with_whole_tiles(need, fails) for need in matter]
         found = needs_of(matter, witnesses, fails, capabilities)
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
@@ -115,34 +117,34 @@ class NeedSearch:
         several = [self.with_ordinary_border(need, fails) for need in several]
         yield self.in_general(several, fails)
 
-    def in_general(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
+    def in_general(self, needs: Sequence[Condition], fails: Callable[[Case], bool]) -> tuple[Condition, ...]:
         """Return general needs in place of those they explain, without those that matter by chance."""
         law = self.failure.law
 
         def look(case: Case) -> Finding | None:
             return self.found(case, law, lambda: None) if law_named(law).is_basic and fails(case) else None
 
-        general = in_common(needs, self.failure, fails, look, self.claims)
+        general = generalised(needs, self.failure, fails, look, self.claims)
         told = without_lengths_of_no_rule(without_accidents(general))
         return without_several_keys(told) if self.failure.finding.tensor in OF_SCORES else told
 
     def with_certain(
-        self, needs: Sequence[Need], matter: Sequence[Need], fails: Callable[[Case], bool]
-    ) -> list[Need]:
+        self, needs: Sequence[Condition], matter: Sequence[Condition], fails: Callable[[Case], bool]
+    ) -> list[Condition]:
         """Return the needs, with those that are certain, although larger cases may fail without them.
 
         Those that matter by accident are left out.
         """
-        sure: dict[str, Need] = {}
+        sure: dict[str, Condition] = {}
         others, case = list(needs), self.failure.case
         with suppress(BudgetSpent):
-            for need in certain(matter, case, fails, self.claims):
+            for need in confirmed(matter, case, fails, self.claims):
                 sure[need.name] = need
-            for need in accidental(needs, [*sure.values()], case, fails, self.claims):
+            for need in refuted(needs, [*sure.values()], case, fails, self.claims):
                 others.remove(need)
         return [*(need for need in others if need.name not in sure), *sure.values()]
 
-    def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
+    def without_rows(self, needs: Sequence[Condition], fails: Callable[[Case], bool]) -> list[Condition]:
         """Return the needs; beside a layout, without sizes above 1 that only make strides tell something.
 
         Strides tell nothing in a single row, and several heads are several rows as well.
@@ -156,7 +158,7 @@ class NeedSearch:
             if not (self.has_instead(need, layouts[0], fails) or self.is_of_layout(need, layouts[0], fails))
         ]
 
-    def has_instead(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
+    def has_instead(self, need: Condition, layout: Condition, fails: Callable[[Case], bool]) -> bool:
         """Whether a size above 1 may be another one. If the layout cures the changed case, that has the same bug."""
         case, claims = self.failure.case, self.claims
         if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
@@ -164,9 +166,9 @@ class NeedSearch:
         one = with_value(case, need.name, 1)
         changed = (with_value(one, x, 2) for x in ROWS if x != need.name and getattr(case, x) == 1)
         claimed = [x for x in changed if claims.admits(x)]
-        return any(fails(x) and not any(map(fails, cures(layout, x, claims))) for x in claimed)
+        return any(fails(x) and not any(map(fails, counterfactuals(layout, x, claims))) for x in claimed)
 
-    def is_of_layout(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
+    def is_of_layout(self, need: Condition, layout: Condition, fails: Callable[[Case], bool]) -> bool:
         """Whether a size above 1 only gives a layout its strides: at 1 the tensors lie as contiguous ones do.
 
         Gaps may keep their strides there. If they do, and fail at this size but hold at 1, the size matters by itself.
@@ -185,16 +187,16 @@ class NeedSearch:
         told = claims.admits(own) and not lie_as_contiguous(tensors, single)
         return told and (fails(single) or not fails(own))
 
-    def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
+    def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Condition]:
         """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""
         case, name = self.failure.case, varied.name
         own = value_of(case, name)
         if name == UNEQUAL:
-            yield Need(name, (own,), ("equal", *self.other_way_round(fails)))
+            yield Condition(name, (own,), ("equal", *self.other_way_round(fails)))
         elif own == "huge":
-            yield Need(HUGE, (True,), (False,))
+            yield Condition(HUGE, (True,), (False,))
         elif feature(name).is_layout and (pair := self.pair_of(name, fails)):
-            yield Need(pair, ("other",), ("contiguous",))
+            yield Condition(pair, ("other",), ("contiguous",))
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
             if name in COUNTS:  # of any number but one, what is wrong may be another
@@ -202,7 +204,7 @@ class NeedSearch:
             also = varied.fails if name in KINDS else ()
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
-                yield Need(name, (own, *also), holds)
+                yield Condition(name, (own, *also), holds)
 
     def with_ordinary_numbers(
         self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]
@@ -239,24 +241,24 @@ class NeedSearch:
                 return pair_of(mine, other)
         return ""
 
-    def diagnosed(self, fails: Callable[[Case], bool]) -> tuple[Need, ...]:
+    def diagnosed(self, fails: Callable[[Case], bool]) -> tuple[Condition, ...]:
         """Return what the case needs as far as few runs, or fewer if the time is over, can tell."""
-        found: list[Need] = []
+        found: list[Condition] = []
         with suppress(BudgetSpent):
             found.extend(diagnosed(self.failure.case, fails, self.claims))
         # As it was drawn, a case has more numbers in q than can be asked about here.
-        return without_accidents(by_scores(found, self.failure, lambda _: False))
+        return without_accidents(generalise_to_scores(found, self.failure, lambda _: False))
 
-    def dtypes(self, spend: Callable[[], None]) -> tuple[Need, ...]:
+    def dtypes(self, spend: Callable[[], None]) -> tuple[Condition, ...]:
         """Return the dtype as a need if ordinary cases of other dtypes hold."""
         f, claims, holding = self.failure, self.claims, []
         for dtype in (x for x in claims.dtypes if x != f.case.dtype):
             ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
             if not all(is_not_cured(f.finding, self.found(case, f.law, spend)) for case in ordinary):
                 holding.append(dtype)
-        return (Need("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
+        return (Condition("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
 
-    def with_whole_tiles(self, need: Need, fails: Callable[[Case], bool]) -> Need:
+    def with_whole_tiles(self, need: Condition, fails: Callable[[Case], bool]) -> Condition:
         """Return a need of a length with those of ``TILES`` at which the case holds; other needs as they are."""
         if need.name not in LENGTHS:
             return need
@@ -265,7 +267,7 @@ class NeedSearch:
         holds = [x for x, tiled in tiles if capabilities.admits(tiled) and not fails(tiled)]
         return replace(need, holds=(*need.holds, *holds))
 
-    def with_ordinary_border(self, need: Need, fails: Callable[[Case], bool]) -> Need:
+    def with_ordinary_border(self, need: Condition, fails: Callable[[Case], bool]) -> Condition:
         """Return a need of a large length with the border beyond which ordinary numbers show the bug.
 
         The few numbers of a smallest case may hide the bug at lengths that are only a little too long. It then begins
@@ -284,7 +286,9 @@ class NeedSearch:
                 return replace(need, holds=(*(x for x in need.holds if x < tile), tile))
         return need
 
-    def tensors_of(self, needs: Sequence[Need], cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
+    def tensors_of(
+        self, needs: Sequence[Condition], cases: Sequence[Case], spend: Callable[[], None]
+    ) -> set[str]:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
 
         Tensors that are still wrong when a need of the bug is taken away are another bug's, and so are those that are
@@ -303,7 +307,7 @@ class NeedSearch:
             for witness in cases:
                 wrong = self.wrong(witness, law, spend)
                 for need in needs:
-                    cured = list(cures(need, witness, self.claims))[:1] if wrong else []
+                    cured = list(counterfactuals(need, witness, self.claims))[:1] if wrong else []
                     for case in cured:
                         wrong = wrong - self.wrong(case, law, spend)
                 found |= wrong
@@ -311,14 +315,14 @@ class NeedSearch:
         def run(law: str, case: Case, _: frozenset[str]) -> Finding | None:
             return self.found(case, law, spend)
 
-        ordinarily = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, self.claims, needs)
+        ordinarily = symptoms_on_dense_case(f.law, f.case, f.finding, run, self.claims, needs)
         found &= ordinarily or found
         with suppress(BudgetSpent):
             if "out" in found:
-                found -= wrong_alone(f.case, run, self.claims, self.bugs.values())
+                found -= symptoms_apart_from_forward(f.case, run, self.claims, self.bugs.values())
         return self.kindred(found)
 
-    def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:
+    def longer(self, case: Case, needs: Sequence[Condition]) -> Iterator[Case]:
         """Yield the case with more rows and keys, if it is claimed and has what the bug needs."""
         more = longer(case)
         if self.claims.admits(more) and all(need.is_met(more) for need in needs):
@@ -407,7 +411,7 @@ class NeedSearch:
         return self.judged[law, case]
 
 
-def explained(needs: Sequence[Need], failure: Failure) -> list[Need]:
+def explained(needs: Sequence[Condition], failure: Failure) -> list[Condition]:
     """Return what a case needs as it was drawn, corrected by what is told of the smallest case that was made of it.
 
     A field that does not matter there is not needed. One that matters, and that shrinking had to leave at a special
@@ -417,14 +421,14 @@ def explained(needs: Sequence[Need], failure: Failure) -> list[Need]:
     kept = [need for need in needs if need.name not in told or told[need.name].matters]
     left_out = {*LENGTHS, *(need.name for need in kept)}
     others = (
-        Need(name, (value_of(case, name),), tuple(value_of(x, name) for x in varied.held))
+        Condition(name, (value_of(case, name),), tuple(value_of(x, name) for x in varied.held))
         for name, varied in told.items()
         if varied.matters and name in SIMPLEST and name not in left_out
     )
     return [*kept, *filter(resisted_shrinking, others)]
 
 
-def without_lengths_of_no_rule(needs: Sequence[Need]) -> tuple[Need, ...]:
+def without_lengths_of_no_rule(needs: Sequence[Condition]) -> tuple[Condition, ...]:
     """Return the needs; beside one that tells bugs apart, without lengths of which only a few are known to hold.
 
     If these are neither all above nor all below that of the smallest case, nor whole tiles, they may hold by chance,
@@ -438,7 +442,7 @@ def without_lengths_of_no_rule(needs: Sequence[Need]) -> tuple[Need, ...]:
     )
 
 
-def without_several_keys(needs: Sequence[Need]) -> tuple[Need, ...]:
+def without_several_keys(needs: Sequence[Condition]) -> tuple[Condition, ...]:
     """Return the needs of a bug of dq or dk without that of more than one key, unless it is the only one.
 
     With one key dS is 0, so that dq and dk are right whatever the bug does. NaN among the scores shows it all the same.
@@ -447,13 +451,13 @@ def without_several_keys(needs: Sequence[Need]) -> tuple[Need, ...]:
     return others or tuple(needs)
 
 
-def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
+def without_accidents(needs: Sequence[Condition]) -> tuple[Condition, ...]:
     """Return each need once, without those that others imply.
 
     The dtype counts only if ordinary numbers show the bug, because special numbers are special to a format. Neither
     does a count of 1 tell anything then: with more heads or batches the special numbers are elsewhere.
     """
-    unique: dict[Any, Need] = {need.name: need for need in needs}
+    unique: dict[Any, Condition] = {need.name: need for need in needs}
     if not unique.keys().isdisjoint((SCORES, NAN)) or any(name.endswith("_values") for name in unique):
         unique.pop("dtype", None)
         singles = [name for name in (*COUNTS, HEADS) if name in unique and unique[name].fails[0] == 1]
@@ -465,7 +469,7 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
     return tuple(unique.values())
 
 
-def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Need]:
+def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Condition]:
     """Yield the fields of a case without whose values it does not fail; ``fails`` may end the search."""
     lengths_tell = True
     all_contiguous = reduce(lambda x, name: with_value(x, name, "contiguous"), LAYOUT_FIELDS, case)
@@ -484,7 +488,7 @@ def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilit
             holds = ["equal"] if holds and len(holds) == len(claimed) else []
             lengths_tell = not holds
         if holds:
-            yield Need(name, (value_of(case, name),), tuple(holds))
+            yield Condition(name, (value_of(case, name),), tuple(holds))
 
 
 def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str, list[Any]]]:

@@ -22,8 +22,8 @@ from strategies.features import (
     with_seeds,
     with_value,
 )
-from tests.harness.bugs.bug import Need
-from tests.harness.bugs.counterfactuals import cures
+from tests.harness.bugs.bug import Condition
+from tests.harness.bugs.counterfactuals import counterfactuals
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
 
 Fails = Callable[[Case], bool]
@@ -47,7 +47,9 @@ OTHER_LENGTHS = (LONGER + 1, LONGER + 8, LONGER)
 """What the other length is while one is varied: the first of these that is claimed. Odd lengths fill no tile."""
 
 
-def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> Iterator[Need]:
+def confirmed(
+    matter: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
+) -> Iterator[Condition]:
     """Yield the needs that ordinary numbers confirm, and one of tiles that are not full if it takes both lengths.
 
     ``matter`` are the fields that matter in the smallest case. Nothing is certain of a bug that ordinary numbers do not
@@ -59,7 +61,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     if shown is None:
         return
     for need in matter:
-        changed = list(cures(need, shown, capabilities)) if need.is_telling else []
+        changed = list(counterfactuals(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(shows(x) for cured in changed for x in _with_other_numbers(need, cured)):
             yield replace(need, is_certain=True)
     for search in (_borders, _lengths_of_no_rule):
@@ -70,9 +72,13 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     yield from _of_both(case, shown, shows)
 
 
-def accidental(
-    needs: Sequence[Need], sure: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities
-) -> Iterator[Need]:
+def refuted(
+    needs: Sequence[Condition],
+    sure: Sequence[Condition],
+    case: Case,
+    fails: Fails,
+    capabilities: Capabilities,
+) -> Iterator[Condition]:
     """Yield those of a bug's needs that ordinary numbers refute, given what is ``sure`` of it.
 
     Ordinary numbers show it without the needed value too, or as they are where special numbers are needed, at all
@@ -84,18 +90,18 @@ def accidental(
     shown = [x for x in _ordinary(case) if shows(x)] if telling else []
 
     def shows_this(changed: Case) -> bool:
-        cured = (x for need in telling for x in cures(need, changed, capabilities))
+        cured = (x for need in telling for x in counterfactuals(need, changed, capabilities))
         return shows(changed) and not any(map(shows, cured))
 
     for need in needs:
         changed = shown if need.name in VALUES_OF else []
         if need.is_telling:
-            changed = [other for x in shown for other in cures(need, x, capabilities)]
+            changed = [other for x in shown for other in counterfactuals(need, x, capabilities)]
         if changed and all(any(map(shows_this, _with_other_numbers(need, x))) for x in changed):
             yield need
 
 
-def _with_other_numbers(need: Need, changed: Case) -> Iterator[Case]:
+def _with_other_numbers(need: Condition, changed: Case) -> Iterator[Case]:
     """Yield a case in which the field of a need was changed, with several seeds if that changes the scores."""
     return with_seeds(changed, SEEDS if need.name in SCALING else 1)
 
@@ -119,11 +125,13 @@ class _Rule:
     """Which of the lengths that are tried show a bug; ``is_met`` says whether the smallest case does, by its length."""
 
     showing: frozenset[int]
-    need: Need
+    need: Condition
     is_met: bool
 
 
-def _borders(name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities) -> Iterator[Need]:
+def _borders(
+    name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
+) -> Iterator[Condition]:
     """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
 
     Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
@@ -166,7 +174,7 @@ def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: C
 
 def _lengths_of_no_rule(
     name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
-) -> Iterator[Need]:
+) -> Iterator[Condition]:
     """Yield a need of one length if only some of the lengths ``ALIKE`` show the bug, whatever the seed is."""
     showing: dict[int, set[bool | None]] = {}
     for x in ALIKE:
@@ -176,7 +184,7 @@ def _lengths_of_no_rule(
     fails = tuple(x for x, told in showing.items() if True in told)
     if 0 < len(fails) < len(ALIKE):
         holds = tuple(x for x in ALIKE if x not in fails)
-        yield Need(name, (getattr(case, name), *fails), holds, is_certain=True)
+        yield Condition(name, (getattr(case, name), *fails), holds, is_certain=True)
 
 
 def _are_apart(together: tuple[_Rule, ...]) -> bool:
@@ -200,7 +208,7 @@ def _rules(name: str, own: int) -> Iterator[_Rule]:
             (one_above, own % size == 1, (*sorted(tried - one_above), own + 1)),
         )
         for showing, is_met, holds in rules:
-            yield _Rule(showing, Need(name, (own,), holds, is_certain=True), is_met)
+            yield _Rule(showing, Condition(name, (own,), holds, is_certain=True), is_met)
 
 
 def _beyond(name: str, own: int) -> Iterator[_Rule]:
@@ -213,10 +221,10 @@ def _beyond(name: str, own: int) -> Iterator[_Rule]:
         whole = (x for x in TRIED if x % size == 0)
         # The length below a tile, and whole tiles above the smallest case's length, let ``Need.side`` tell the rule.
         holds = (size - 1, *whole, (own // size + 1) * size)
-        yield _Rule(showing, Need(name, (own,), holds, is_certain=True), own > size and own % size != 0)
+        yield _Rule(showing, Condition(name, (own,), holds, is_certain=True), own > size and own % size != 0)
 
 
-def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
+def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Condition]:
     """Yield a need of tiles if the bug shows where neither length fills its tiles, and not where both do.
 
     Only lengths of the same order as in the smallest case are tried: equal ones, more queries or more keys. Whole tiles
@@ -226,7 +234,7 @@ def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
     queries = 5 if case.seqlen_q > case.seqlen_k else 3
     keys = 5 if case.seqlen_k > case.seqlen_q else 3
     for size in SIZES_OF_TILES:
-        need = Need(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
+        need = Condition(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
         whole = [((queries + further) * size, (keys + further) * size) for further in (0, 2, 6)]
         full, one_more, one_less = (
             [replace(shown, seqlen_q=q + x, seqlen_k=k + x) for q, k in whole] for x in (0, 1, size - 1)

@@ -31,8 +31,8 @@ from strategies.features import (
     with_slices_as,
     with_value,
 )
-from tests.harness.bugs.bug import Need
-from tests.harness.bugs.counterfactuals import cures
+from tests.harness.bugs.bug import Condition
+from tests.harness.bugs.counterfactuals import counterfactuals
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
 from tests.harness.bugs.failure import Failure
 from tests.harness.diagnosis.confirmation import SEEDS, claimed_and
@@ -49,18 +49,20 @@ Look = Callable[[Case], Finding | None]
 """Returns what is found in a changed case, None where it does not fail as the smallest case of a bug does."""
 
 
-def in_common(
-    needs: Sequence[Need], failure: Failure, fails: Fails, look: Look, capabilities: Capabilities
-) -> list[Need]:
+def generalised(
+    needs: Sequence[Condition], failure: Failure, fails: Fails, look: Look, capabilities: Capabilities
+) -> list[Condition]:
     """Return the needs of a failure, each group of them that a more general one explains replaced by that."""
     case = failure.case
-    needs = by_scores(by_nan(needs, case, fails), failure, fails)
-    needs = by_blind_rows(needs, case, fails, look, capabilities)
-    needs = by_heads(needs, case, fails, capabilities)
-    return by_masks(by_slices(needs, case, fails, capabilities), case, fails, capabilities)
+    needs = generalise_to_scores(generalise_to_nan(needs, case, fails), failure, fails)
+    needs = generalise_to_blind_rows(needs, case, fails, look, capabilities)
+    needs = generalise_to_heads(needs, case, fails, capabilities)
+    return generalise_to_masks(
+        generalise_to_slices(needs, case, fails, capabilities), case, fails, capabilities
+    )
 
 
-def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Need]:
+def generalise_to_scores(needs: Sequence[Condition], failure: Failure, fails: Fails) -> list[Condition]:
     """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
 
     A large scale and large numbers make the same scores. A scale that is needed alone stays a need, unless the case
@@ -74,10 +76,10 @@ def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Nee
     is_scale = [need.name for need in made] == ["sm_scale"] and not _is_of_scores(case, fails)
     if is_scale and (failure.finding.kind != "nonfinite" or _is_of_sign(made[0], case)):
         return list(needs)
-    return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+    return [*(need for need in needs if need not in made), Condition(SCORES, ("other",), ("ordinary",))]
 
 
-def _is_of_sign(of_scale: Need, case: Case) -> bool:
+def _is_of_sign(of_scale: Condition, case: Case) -> bool:
     """Whether a scale that is not positive is needed: a positive one holds that makes no smaller scores."""
     held = (replace(case, sm_scale=value).scale for value in of_scale.holds)
     return case.scale <= 0 and any(0 < scale >= -case.scale for scale in held)
@@ -96,7 +98,7 @@ def _is_of_scores(case: Case, fails: Fails) -> bool:
     return fails(replace(at_default, spikes=tuple(spikes)))
 
 
-def by_nan(needs: Sequence[Need], case: Case, fails: Fails) -> list[Need]:
+def generalise_to_nan(needs: Sequence[Condition], case: Case, fails: Fails) -> list[Condition]:
     """Replace needs of numbers by one of NaN or infinity, if NaN in another tensor fails as well."""
     numbers = [need for need in needs if need.name in VALUES_OF]
     other = "v" if any(spike.tensor != "v" for spike in case.spikes) else "q"
@@ -104,12 +106,12 @@ def by_nan(needs: Sequence[Need], case: Case, fails: Fails) -> list[Need]:
     elsewhere = replace(finite, spikes=(*finite.spikes, Spike(other, (0, 0, 0, 0), "nan")))
     if not numbers or finite == case or fails(finite) or not fails(elsewhere):
         return list(needs)
-    return [*(need for need in needs if need not in numbers), Need(NAN, (True,), (False,))]
+    return [*(need for need in needs if need not in numbers), Condition(NAN, (True,), (False,))]
 
 
-def by_blind_rows(
-    needs: Sequence[Need], case: Case, fails: Fails, look: Look, capabilities: Capabilities
-) -> list[Need]:
+def generalise_to_blind_rows(
+    needs: Sequence[Condition], case: Case, fails: Fails, look: Look, capabilities: Capabilities
+) -> list[Condition]:
     """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
 
     A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. But so may
@@ -119,9 +121,11 @@ def by_blind_rows(
     """
     of_rows = [need for need in needs if need.name in (*LENGTHS, UNEQUAL, "causal")]
     own = value_of(case, BLIND)
-    blind = Need(BLIND, (own,), (SEEN,))
+    blind = Condition(BLIND, (own,), (SEEN,))
     cured = (
-        list(cures(blind, case, capabilities)) if of_rows and own != SEEN and not value_of(case, NAN) else []
+        list(counterfactuals(blind, case, capabilities))
+        if of_rows and own != SEEN and not value_of(case, NAN)
+        else []
     )
     if not cured:
         return list(needs)
@@ -157,7 +161,9 @@ def _are_rows_blind(case: Case, look: Look, capabilities: Capabilities) -> bool:
     return finding.index[2] < blind and finding.wrong * few.seqlen_q <= finding.total * blind
 
 
-def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+def generalise_to_heads(
+    needs: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
+) -> list[Condition]:
     """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike.
 
     The numbers of the smallest case may lie in a key head that shows nothing then. Ordinary ones fail in any, and what
@@ -172,17 +178,19 @@ def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
         normal = longer(with_normal_numbers(changed), FEWEST)
         if not others or not _fails_with_some_seed(normal, fails, capabilities):
             return False
-        return not any(all(map(fails, cures(need, normal, capabilities))) for need in others)
+        return not any(all(map(fails, counterfactuals(need, normal, capabilities))) for need in others)
 
     alike = [replace(case, heads_kv=case.heads_q, group=1), replace(case, heads_kv=1, group=case.heads_q)]
     if not of_heads or not all(map(is_alike, alike)):
         return list(needs)
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
-    number = Need(HEADS, (case.heads_q,), tuple(sorted(holds)))
+    number = Condition(HEADS, (case.heads_q,), tuple(sorted(holds)))
     return [*(need for need in needs if need not in of_heads), number]
 
 
-def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+def generalise_to_slices(
+    needs: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
+) -> list[Condition]:
     """Replace needs of the batch and of heads by one need: that there are several slices, of whichever kind.
 
     This is so if the case fails with all of its slices as sequences, and with all of them as heads, but not with a
@@ -194,10 +202,12 @@ def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Cap
         return list(needs)
     if _fails_with_some_seed(with_value(case, SLICES, ONE), fails, capabilities):
         return list(needs)
-    return [*(need for need in needs if need not in of_slices), Need(SLICES, (SEVERAL,), (ONE,))]
+    return [*(need for need in needs if need not in of_slices), Condition(SLICES, (SEVERAL,), (ONE,))]
 
 
-def by_masks(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+def generalise_to_masks(
+    needs: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
+) -> list[Condition]:
     """Replace needs of the causal mask and of lengths by one of masked scores, if either mask alone fails.
 
     Kernels mask alike what the causal mask hides and what lies beyond the last key. But each may also have a bug of its
@@ -211,9 +221,9 @@ def by_masks(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     for numbers in (case, with_normal_numbers(case)):
         whole = replace(with_value(numbers, MASKED, NONE), seqlen_q=WHOLE_TILES, seqlen_k=WHOLE_TILES)
         masked = [replace(whole, causal=True), replace(whole, seqlen_k=WHOLE_TILES - 1)]
-        cured = [x for one in masked for need in others for x in cures(need, one, capabilities)]
+        cured = [x for one in masked for need in others for x in counterfactuals(need, one, capabilities)]
         if all(map(shows, masked)) and not any(map(shows, (whole, *cured))):
-            return [*(need for need in needs if need not in of_masks), Need(MASKED, (SOME,), (NONE,))]
+            return [*(need for need in needs if need not in of_masks), Condition(MASKED, (SOME,), (NONE,))]
     return list(needs)
 
 

@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
-from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Need, Severity, Sightings
-from tests.harness.bugs.counterfactuals import cures, is_present
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Condition, Occurrences, Severity
+from tests.harness.bugs.counterfactuals import counterfactuals, is_present
 from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,
@@ -25,11 +25,11 @@ from tests.harness.bugs.failure import (
 )
 from tests.harness.bugs.offers import excluding, offered
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
-from tests.harness.diagnosis.conditions import COUNTS, NeedSearch, explained
+from tests.harness.diagnosis.conditions import COUNTS, ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.severity import found_in_ordinary, with_contrast
-from tests.harness.diagnosis.shrink import RUNS, gently_reduced, in_general_layout, is_step, reduced
+from tests.harness.diagnosis.shrink import RUNS, in_general_layout, is_step, reduced, shrunk_in_few_runs
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.child import ChildDied, DeviceLost
@@ -69,11 +69,11 @@ class Investigation:
     known: KnownBugs
     shrinking: ShrinkBudget
     hurried: bool = False
-    cases: Sightings = field(default_factory=Sightings)
+    cases: Occurrences = field(default_factory=Occurrences)
     haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Condition, ...] = ()
     is_misled: bool = False
 
     def bug(self, *, shrink: bool = True) -> Bug:
@@ -192,18 +192,18 @@ class Investigation:
         return any(bug.could_break(found) and bug.is_met(case) for bug in self.others())
 
     @cached_property
-    def search(self) -> NeedSearch:
+    def search(self) -> ConditionSearch:
         """Return what can be asked about the bug, once its smallest case is known."""
         return self.search_of(self.failure)
 
-    def search_of(self, failure: Failure) -> NeedSearch:
+    def search_of(self, failure: Failure) -> ConditionSearch:
         """Return what can be asked about a failure, of a kernel as precise as it is known to be.
 
         If the failure is an imprecise result itself, nothing that would explain it is taken for known.
         """
         is_imprecise = failure.finding.explained_by or is_small(failure.finding)
         known_as = () if is_imprecise else self.known.precision.needed
-        return NeedSearch(self.runs, failure, self.judged, known_as, self.known.bugs)
+        return ConditionSearch(self.runs, failure, self.judged, known_as, self.known.bugs)
 
     def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""
@@ -243,8 +243,8 @@ class Investigation:
         if finding is None or not suspects:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
-        broken = Broken(self.failure.law, case, finding, self.failure.ignored)
-        rest = attribute(broken, suspects, run, self.runs.claims_of(self.failure.law)).rest
+        broken = FailingExample(self.failure.law, case, finding, self.failure.ignored)
+        rest = explain_by_known_bugs(broken, suspects, run, self.runs.claims_of(self.failure.law)).rest
         return finding if rest is not None and rest.finding == finding else None
 
     def alike(self, case: Case) -> Failure | None:
@@ -309,7 +309,7 @@ class Investigation:
         """
         for bug in filter(lambda bug: bug.could_break(self.failure.finding), self.others()):
             smallest, claims = self.failure.case, self.runs.info.capabilities
-            for case in (case for need in bug.needs for case in cures(need, smallest, claims)):
+            for case in (case for need in bug.needs for case in counterfactuals(need, smallest, claims)):
                 if bug.is_met(self.failure.case):
                     fails(case)  # if it does, it becomes the smallest case
 
@@ -322,15 +322,15 @@ class Investigation:
         first = self.failure.case
         fails = partial(self.fails_alike, self.runs.clock.meter(self.shrinking.seconds, RUNS))
         with suppress(BudgetSpent):
-            for _, needs in gently_reduced(first, fails, self.runs.info.capabilities):
+            for _, needs in shrunk_in_few_runs(first, fails, self.runs.info.capabilities):
                 if needs != self.needs:
                     self.needs = needs
-                    self.known.foretell(self.as_it_is)
+                    self.known.announce(self.as_it_is)
         self.needs = tuple(self.beside_those_held(need) for need in self.needs)
         fields = (Field(x.name, str(x.fails[0]), (), tuple(map(str, x.holds))) for x in self.needs)
         self.failure = replace(self.failure, explanation=Explanation(fields=tuple(fields)))
 
-    def beside_those_held(self, need: Need) -> Need:
+    def beside_those_held(self, need: Condition) -> Condition:
         """Add to a need the lengths of drawn cases that held, as long as these are shorter than the failing length."""
         if need.name not in LENGTHS:
             return need
@@ -483,7 +483,7 @@ class Investigation:
         Either what seemed to matter in its smallest case did so by chance, or that case shows another bug as well.
         """
         spend, search = self.beside_shrinking(SEVERITY_SECONDS), self.search
-        always, needs = set[str](), tuple[Need, ...]()
+        always, needs = set[str](), tuple[Condition, ...]()
         with suppress(BudgetSpent):
             needs = search.dtypes(spend)
             always = search.always_wrong(spend)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from strategies.case import Case
-from tests.harness.bugs.attribution import Broken
-from tests.harness.bugs.bug import Bug, Sightings, in_parts, with_tensors
+from tests.harness.bugs.attribution import FailingExample
+from tests.harness.bugs.bug import Bug, Occurrences, in_parts, with_tensors
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
 from tests.harness.files import JOURNALS
@@ -62,7 +62,7 @@ class KnownBugs:
 
     def begin(self) -> None:
         """Start a new item, which has met nothing yet."""
-        self.seen: dict[str, Sightings] = {}
+        self.seen: dict[str, Occurrences] = {}
         self.imprecise = Imprecise()
         self.unread: list[str] = []
 
@@ -90,7 +90,7 @@ class KnownBugs:
     def write_first(self, failure: Failure) -> None:
         """Write the first report of a failure, and tell of it in case this process is killed before it knows more."""
         self.write(failure, None)
-        self.foretell(Bug(failure))
+        self.announce(Bug(failure))
 
     def withdraw(self, failure: Failure) -> None:
         """Remove the report of a failure that turned out to be none, or one of a known bug, and what is kept of it."""
@@ -98,7 +98,7 @@ class KnownBugs:
         self.finds.withdraw(str(failure.folder))
         self.ledger.append({WITHDRAWN: str(failure.folder)})
 
-    def foretell(self, bug: Bug) -> None:
+    def announce(self, bug: Bug) -> None:
         """Tell other processes what is known of a bug that is still looked into. They avoid what it needs."""
         self.ledger.append({BEGUN: bug.to_dict()})
 
@@ -160,20 +160,20 @@ class KnownBugs:
         most = MOST_BLAMED_IN_DOUBT if bug.severity.missed else MOST_BLAMED
         return blamed >= most and any(not need.is_numeric for need in bug.needs)
 
-    def blame(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
+    def count(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
         """Count one failing example for a bug, and tell of the bug when a law first shows it."""
         if not self.blamed[bug.key, law]:
             self.unread.append(self._told(bug, law))
         self.blamed[bug.key, law] += 1
         self.ledger.append({"blamed": bug.key, "dtype": self.dtype})
-        self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
+        self.seen.setdefault(bug.key, Occurrences()).add(law, case, tensor)
 
     def blame_beside(self, law: str, case: Case, beside: Sequence[str]) -> None:
         """Count a case for the bugs that always make some of these tensors wrong."""
         for bug in list(self.bugs.values()):
             shared = [tensor for tensor in beside if tensor in bug.tensors]
             if shared and bug.needs_no_more_than_dtype and bug.may_show_under(law) and bug.is_met(case):
-                self.blame(bug, law, case, shared[0])
+                self.count(bug, law, case, shared[0])
 
     def _told(self, bug: Bug, law: str) -> str:
         """Return the text for a bug in a failing item: one line or, with ``verbose``, all that is known of it."""
@@ -183,10 +183,10 @@ class KnownBugs:
             return f"{what}: {path}"
         if not self.verbose:
             return f"{report.headline(bug.failure)}: {path}"
-        more = (f"    {line}" for _, line in told(bug, Sightings()))
+        more = (f"    {line}" for _, line in told(bug, Occurrences()))
         return "\n".join([report.message(bug.failure, self.report_dir), *more])
 
-    def is_less_precise(self, broken: Broken) -> bool:
+    def is_less_precise(self, broken: FailingExample) -> bool:
         """Remember a call that is less precise than claimed, if one claim explains it and all such calls so far."""
         call = ImpreciseCall.of(broken.law, broken.case, broken.finding)
         if not (call.explained_by and self.precision.explains_also(call)):

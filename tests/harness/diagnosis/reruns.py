@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from strategies.case import Case
-from tests.harness.bugs.attribution import Broken
-from tests.harness.bugs.bug import Need
+from tests.harness.bugs.attribution import FailingExample
+from tests.harness.bugs.bug import Condition
 from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.shrink import RUNS, smallest
@@ -56,7 +56,7 @@ LOG, DONE = "log", "done"
 TOGETHER = "it is reported in a process that runs several cases, and of none of them alone"
 
 
-def fails_again(broken: Broken, runs: Runs) -> bool:
+def fails_again(broken: FailingExample, runs: Runs) -> bool:
     """Whether a failure shows on every run of its case, as far as a few repeats tell.
 
     A hang is not repeated, because that takes minutes, and where there is no time to repeat, the failure counts as one
@@ -96,13 +96,13 @@ def is_of_every_run(failure: Failure) -> bool:
     return 0 < failed == made
 
 
-def fails_anew(broken: Broken | Failure, runs: Runs) -> bool:
+def fails_anew(broken: FailingExample | Failure, runs: Runs) -> bool:
     """Whether the case fails in the first call of a new process. Raises BudgetSpent if there is no time for it."""
     runs.child.close()
     return _fails(broken, runs) is not False
 
 
-def _fails(broken: Broken | Failure, runs: Runs) -> bool | None:
+def _fails(broken: FailingExample | Failure, runs: Runs) -> bool | None:
     """Whether a case fails in any way when it is run once more; None if it can't be run here, which tells nothing."""
     verdict = runs.in_time(broken.law, broken.case, ignored=broken.ignored)
     return None if verdict.status == "skipped" else runs.info.finding(verdict) is not None
@@ -120,7 +120,7 @@ def left_behind(law: str, case: Case, runs: Runs) -> float:
     return left
 
 
-def smaller_leak(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Need, ...]]:
+def smaller_leak(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Condition, ...]]:
     """Return a small case that leaves memory behind too, with what it needs, as far as few repeats tell."""
 
     def fails(smaller: Case) -> bool:
@@ -186,7 +186,7 @@ class Watch:
                 return case, report, True
         return cases[-1], found[0], len(cases) == 1
 
-    def reduced(self, law: str, case: Case, report: Report) -> tuple[Case, tuple[Need, ...]]:
+    def reduced(self, law: str, case: Case, report: Report) -> tuple[Case, tuple[Condition, ...]]:
         """Return a small case of which the same is reported, with what it needs, as far as few runs tell."""
 
         def fails(smaller: Case) -> bool:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from strategies.case import Case
 from strategies.features import value_of
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import Failure
 from tests.harness.clock import BudgetSpent
-from tests.harness.diagnosis.conditions import NeedSearch, without_accidents
+from tests.harness.diagnosis.conditions import ConditionSearch, without_accidents
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import is_in_common, is_not_cured
@@ -41,7 +41,7 @@ def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -
 def with_contrast(
     bug: Bug,
     answers: Sequence[Answer],
-    search: NeedSearch,
+    search: ConditionSearch,
     counted: Callable[[Finding | None], Finding | None],
     spend: Callable[[], None],
 ) -> Bug:
@@ -73,9 +73,9 @@ def with_contrast(
     return bug
 
 
-def _contrast(showing: Case, without: Case) -> Iterator[Need]:
+def _contrast(showing: Case, without: Case) -> Iterator[Condition]:
     """Yield the fields in which a case that does not show a bug differs from one that does."""
     for name in CONTRASTS:
         value, other = value_of(showing, name), value_of(without, name)
         if value != other:
-            yield Need(name, (value,), (other,))
+            yield Condition(name, (value,), (other,))

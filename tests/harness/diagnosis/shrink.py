@@ -22,7 +22,7 @@ from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Ca
 from strategies.features import HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
-from tests.harness.bugs.bug import Need
+from tests.harness.bugs.bug import Condition
 from tests.harness.clock import BudgetSpent
 from tests.harness.verdict import as_number
 
@@ -235,25 +235,25 @@ def _simpler_values(value: float | str) -> Iterator[float]:
 
 def smallest(
     case: Case, fails: Callable[[Case], bool], capabilities: Capabilities, spend: Callable[[], None]
-) -> tuple[Case, tuple[Need, ...]]:
+) -> tuple[Case, tuple[Condition, ...]]:
     """Return the smallest case that was found, with what it needs, once ``spend`` has ended the search."""
-    found: tuple[Case, tuple[Need, ...]] = (case, ())
+    found: tuple[Case, tuple[Condition, ...]] = (case, ())
 
     def tried(smaller: Case) -> bool:
         spend()
         return fails(smaller)
 
     with suppress(BudgetSpent):
-        for smaller in gently_reduced(case, tried, capabilities):
+        for smaller in shrunk_in_few_runs(case, tried, capabilities):
             found = smaller
     return found
 
 
-def gently_reduced(
+def shrunk_in_few_runs(
     case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
-) -> Iterator[tuple[Case, tuple[Need, ...]]]:
+) -> Iterator[tuple[Case, tuple[Condition, ...]]]:
     """Yield ever smaller cases that fail, each with the needs known so far. ``fails`` may end the search."""
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Condition, ...] = ()
     for group in _groups(case, capabilities):
         smaller = _put(case, group)
         if smaller == case or not capabilities.admits(smaller):
@@ -299,7 +299,7 @@ def _put(case: Case, group: dict[str, Any]) -> Case:
 
 def _without_one(
     case: Case, group: dict[str, Any], fails: Callable[[Case], bool], capabilities: Capabilities
-) -> tuple[Case, tuple[Need, ...]]:
+) -> tuple[Case, tuple[Condition, ...]]:
     """Return the case with as much of a group at its simplest values as possible, and what is needed instead.
 
     Each field is tried as the only one that is left as it is, because mostly one of them is to blame.
@@ -331,8 +331,8 @@ def in_general_layout(
 
 
 def _nearer(
-    case: Case, need: Need, fails: Callable[[Case], bool], capabilities: Capabilities
-) -> tuple[Case, Need]:
+    case: Case, need: Condition, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, Condition]:
     """Bring the length that fails and the one that holds nearer to each other, by halving their distance."""
     for _ in range(HALVINGS):
         middle = (getattr(case, need.name) + max(need.holds)) // 2
@@ -347,8 +347,8 @@ def _nearer(
 
 
 def _with_head_dims(
-    case: Case, need: Need, fails: Callable[[Case], bool], capabilities: Capabilities
-) -> tuple[Case, Need]:
+    case: Case, need: Condition, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, Condition]:
     """Try the values of head_dim between the one that fails and the one that holds, the largest first."""
     between = [x for x in capabilities.head_dims if max(need.holds) < x < case.head_dim]
     others = (with_value(case, "head_dim", x) for x in sorted(between, reverse=True)[:MOST_HEAD_DIMS])
@@ -360,9 +360,9 @@ def _with_head_dims(
     return case, need
 
 
-def _need(case: Case, name: str, simple: Any) -> Need:
+def _need(case: Case, name: str, simple: Any) -> Condition:
     if name == UNEQUAL:
-        return Need(name, (value_of(case, name),), ("equal",))
+        return Condition(name, (value_of(case, name),), ("equal",))
     if name in LAYOUT_FIELDS and getattr(case, name) == "huge":
-        return Need(HUGE, (True,), (False,))
-    return Need(name, (value_of(case, name),), (simple,))
+        return Condition(HUGE, (True,), (False,))
+    return Condition(name, (value_of(case, name),), (simple,))

@@ -10,11 +10,11 @@ from typing import Any
 
 from strategies.case import Case
 from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
-from tests.harness.bugs.attribution import Broken, Outcome, attribute, is_same
-from tests.harness.bugs.avoidance import Closed
+from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, is_same
+from tests.harness.bugs.avoidance import Avoided
 from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
-from tests.harness.bugs.restatement import by_forward, by_its_calls, plainly
+from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
 from tests.harness.clock import BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
@@ -78,8 +78,8 @@ class Triage:
     known: KnownBugs
     environment: dict[str, str]
     shrinking: ShrinkBudget
-    waiting: list[Broken] = field(default_factory=list)
-    late: list[Broken] = field(default_factory=list)
+    waiting: list[FailingExample] = field(default_factory=list)
+    late: list[FailingExample] = field(default_factory=list)
     others_wait: bool = False
     deadline: float = math.inf
     may_grow: int = GROWN_BYTES
@@ -150,7 +150,7 @@ class Triage:
         self.runs.tally.unsorted += len(self.waiting) + len(self.late)
         self.waiting, self.late = [], []
 
-    def sort(self, broken: Broken, *, patient: bool = True) -> None:
+    def sort(self, broken: FailingExample, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
         self.runs.journal.keep(self._record(broken))
         self.runs.forget()
@@ -162,7 +162,7 @@ class Triage:
         if rest != broken:
             self.runs.journal.drop(self._record(broken))
 
-    def _unsorted(self, broken: Broken, *, patient: bool) -> Broken | None:
+    def _unsorted(self, broken: FailingExample, *, patient: bool) -> FailingExample | None:
         """Return what of a failure has to wait for another process, after the rest was counted or reported."""
         rest = self._unexplained(broken)
         if rest is not None:
@@ -196,7 +196,7 @@ class Triage:
 
     def _keep_leak(self, law: str, case: Case, finding: Finding) -> None:
         smaller, needs = smaller_leak(law, case, self.runs)
-        failure = self._failure(Broken(law, smaller, finding))
+        failure = self._failure(FailingExample(law, smaller, finding))
         self.known.write(failure, None)  # as it is not lost then, whatever its script does
         failure, script = self._investigation(failure).scripted(failure)
         self.known.write(failure, script)
@@ -218,11 +218,11 @@ class Triage:
         told = finding(watch.sanitizer, report)
         known = next((x for x in self.known.bugs.values() if x.failure.finding.origin == told.origin), None)
         if known is not None:
-            self.known.blame(known, law, case, "")
+            self.known.count(known, law, case, "")
             return
         smaller, needs = watch.reduced(law, case, report) if shrink and is_alone else (case, ())
         explanation = Explanation(() if is_alone else (TOGETHER,))
-        failure = self._failure(Broken(law, smaller, told))
+        failure = self._failure(FailingExample(law, smaller, told))
         failure = replace(failure, sanitizer=watch.sanitizer, explanation=explanation)
         self.known.write(failure, None)
         self._keep_as_told(Bug(failure, needs=needs), law, case)
@@ -231,28 +231,28 @@ class Triage:
         """Keep a bug whose report is written, and of which nothing else is found out, and count a case for it."""
         self.known.failures[bug.key] = bug.failure
         self.known.add(bug)
-        self.known.blame(bug, law, case, "")
+        self.known.count(bug, law, case, "")
 
-    def report(self, broken: Broken) -> None:
+    def report(self, broken: FailingExample) -> None:
         """Report the failure of a replay as it is, with its explanation."""
         if not self.known.is_less_precise(broken) and not self.known.failures:
             self._investigate(broken, shrink=False)
 
-    def _unexplained(self, broken: Broken) -> Broken | None:
+    def _unexplained(self, broken: FailingExample) -> FailingExample | None:
         """Return what known bugs leave of a failure, which is counted for those that explain a part of it."""
         known = tuple(self.known.bugs.values())
         if not law_named(broken.law).is_never_restated and broken.finding.ends_process:
             for bug in known:
                 if in_parts(bug).end_of(broken.case) or bug.ends_parts(broken.finding):
-                    self.known.blame(bug, broken.law, broken.case, "")
+                    self.known.count(bug, broken.law, broken.case, "")
                     return None
         run = self._asked_about(broken.finding, explained=bool(broken.finding.explained_by))
         capabilities = self.runs.claims_of(broken.law)
         try:
-            told = plainly(broken, run, capabilities)
+            told = restate_by_basic_law(broken, run, capabilities)
             if told.case != broken.case and self._is_known_failure(told):
                 return None
-            outcome = attribute(told, known, run, capabilities)
+            outcome = explain_by_known_bugs(told, known, run, capabilities)
         except OutOfTime:
             alike = [
                 bug
@@ -265,10 +265,10 @@ class Triage:
         for bug in outcome.blamed:
             if bug != self.known.bugs[bug.key]:  # it makes further tensors wrong
                 self.known.add(bug)
-            self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
+            self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
 
-    def _is_known_failure(self, call: Broken) -> bool:
+    def _is_known_failure(self, call: FailingExample) -> bool:
         """Whether a call that a comparing law makes meets a known failure, which the case of the law does not meet."""
         known = self.runs.info.known_failures
         return any(each.breaks(call.law) and meets(call.case, each) for each in known)
@@ -278,7 +278,7 @@ class Triage:
         is_precise = not (finding.explained_by or self.known.precision.claims)
         return self.runs.asked(is_precise=is_precise, explained=explained)
 
-    def _investigate(self, drawn: Broken, *, shrink: bool = True) -> None:
+    def _investigate(self, drawn: FailingExample, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
         if shrink and self._fails_in_general_alone(drawn):
             return
@@ -325,7 +325,7 @@ class Triage:
         few = 0 < len(bug.needs) <= MOST_NEEDS
         return not rivals or (few and all(own.isdisjoint(x.fields_needed) for x in rivals))
 
-    def _fails_in_general_alone(self, broken: Broken) -> bool:
+    def _fails_in_general_alone(self, broken: FailingExample) -> bool:
         """Whether a case holds as users run it, and fails as compiled for any values, which is told in a line."""
         with suppress(OutOfTime):
             if self.runs.fails_in_general_alone(broken.law, broken.case, broken.finding, broken.ignored):
@@ -363,7 +363,7 @@ class Triage:
         self.runs.stop_copies()
         return False
 
-    def _fails_anew(self, broken: Broken) -> bool:
+    def _fails_anew(self, broken: FailingExample) -> bool:
         """Whether a failure shows in a new process.
 
         On a GPU, where one takes long to start, this is tried only of a kernel some of whose failures come and go.
@@ -372,7 +372,7 @@ class Triage:
         is_tried = self._may_be_misled() or (come_and_go and not self.runs.in_copies)
         return not is_tried or broken.finding.ends_process or not self._holds_anew(broken)
 
-    def _holds_anew(self, broken: Broken | Failure) -> bool:
+    def _holds_anew(self, broken: FailingExample | Failure) -> bool:
         """Whether a case that has failed holds in a new process, as far as there is time to try."""
         with suppress(OutOfTime):
             return not fails_anew(broken, self.runs)
@@ -390,7 +390,7 @@ class Triage:
             )
             return investigation.as_it_is
 
-    def _keep(self, bug: Bug, broken: Broken, shrunk: Sequence[tuple[str, Case]]) -> None:
+    def _keep(self, bug: Bug, broken: FailingExample, shrunk: Sequence[tuple[str, Case]]) -> None:
         """Keep a bug, or what more is known of one, with some of its smaller cases that fail."""
         known_as = self._same_as(bug)
         if known_as is None:
@@ -401,11 +401,11 @@ class Triage:
                 self.known.withdraw(bug.failure)
             bug = known_as
         self.known.add(bug)
-        self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
+        self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(shrunk)
         self._show_apart_from(bug)
 
-    def _with_all_designs(self, broken: Broken) -> Broken:
+    def _with_all_designs(self, broken: FailingExample) -> FailingExample:
         """Return what is left of a failure with every less precise design that explains it, not only the first."""
         if broken.finding.explained_by:
             with suppress(OutOfTime):
@@ -414,7 +414,7 @@ class Triage:
                 return broken if finding is None else replace(broken, finding=finding)
         return broken
 
-    def _without_design_of_strides(self, broken: Broken) -> Broken:
+    def _without_design_of_strides(self, broken: FailingExample) -> FailingExample:
         """Return the failure as one that no design explains, if the case holds once its tensors lie close together.
 
         No design rounds more because strides are huge.
@@ -426,7 +426,7 @@ class Triage:
                     return replace(broken, finding=replace(broken.finding, explained_by=(), likely=()))
         return broken
 
-    def _with_ordinary_numbers(self, broken: Broken) -> Broken | None:
+    def _with_ordinary_numbers(self, broken: FailingExample) -> FailingExample | None:
         """Return the failure that a less precise call shows with ordinary numbers; None if these show no new bug.
 
         Roundings of large scores may make any error of a gradient, so that they seem to explain wrong numbers as well.
@@ -437,36 +437,36 @@ class Triage:
         info, case = self.runs.info, with_value(with_normal_numbers(broken.case), "sm_scale", None)
         for name in LENGTHS:
             case = with_value(case, name, max(getattr(case, name), FEWEST_KEYS))
-        if not info.capabilities.admits(case) or Closed(info.known_failures).is_met(case):
+        if not info.capabilities.admits(case) or Avoided(info.known_failures).is_met(case):
             return None
         law = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
         with suppress(OutOfTime):
             finding = self.runs.hard(law, case, broken.ignored)
             if finding is not None and finding.kind in NUMBERS:
-                return self._unexplained(Broken(law, case, finding, broken.ignored))
+                return self._unexplained(FailingExample(law, case, finding, broken.ignored))
         return None
 
     def _seconds_for(self, finding: Finding) -> float:
         """Return the seconds for a case that is like a failing one: few, if that one hangs."""
         return HANG_SECONDS[self.runs.device_type] if finding.kind == "hung" else math.inf
 
-    def _is_less_precise(self, broken: Broken) -> bool:
+    def _is_less_precise(self, broken: FailingExample) -> bool:
         """Whether a failure is a less precise call. The first one is repeated, as a race makes numbers wrong too."""
         is_first = broken.finding.explained_by and not self.known.precision.claims
         return (not is_first or fails_again(broken, self.runs)) and self.known.is_less_precise(broken)
 
-    def _record(self, broken: Broken) -> dict[str, Any]:
+    def _record(self, broken: FailingExample) -> dict[str, Any]:
         """Return the record from which a later run can try a failing case again."""
         info = self.runs.info
         return Run(info.spec, info.claims, broken.law, broken.case, broken.ignored).to_dict()
 
-    def _failure(self, broken: Broken) -> Failure:
+    def _failure(self, broken: FailingExample) -> Failure:
         """Return the record of a failure of this kernel."""
         info = self.runs.info
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
 
-    def _keep_intermittent(self, broken: Broken, *known_of_it: str) -> bool:
+    def _keep_intermittent(self, broken: FailingExample, *known_of_it: str) -> bool:
         """Count a failure that comes and goes for the kernel's known one, or report it on the case as it was drawn.
 
         No field of its case is varied, because any other value would seem to mend it. ``known_of_it`` are sentences. If
@@ -487,23 +487,23 @@ class Triage:
             self.known.write(known.failure, script)
             self.known.failures[known.key] = known.failure
             self.known.add(known)
-        self.known.blame(known, broken.law, broken.case, broken.finding.tensor)
+        self.known.count(known, broken.law, broken.case, broken.finding.tensor)
         return True
 
-    def _keep_as_drawn(self, broken: Broken) -> None:
+    def _keep_as_drawn(self, broken: FailingExample) -> None:
         """Keep a failure of every run with what few runs of the drawn case tell, as smaller cases come and go."""
         investigation = replace(self._investigation(self._failure(broken)), hurried=True)
         self._keep(self._found(investigation, shrink=True), broken, ())
 
-    def _by_basic_law(self, broken: Broken) -> Broken:
+    def _by_basic_law(self, broken: FailingExample) -> FailingExample:
         """Return a failure that no known bug explains as a basic law tells it, if that one is not explained either."""
         capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
         is_explained = bool(broken.finding.explained_by)
         run = self._asked_about(broken.finding, explained=is_explained)
-        told = by_its_calls(broken, run, capabilities)
-        if told is not broken and attribute(told, known, run, capabilities).rest is None:
+        told = restate_by_its_calls(broken, run, capabilities)
+        if told is not broken and explain_by_known_bugs(told, known, run, capabilities).rest is None:
             return broken
-        return by_forward(told, partial(self.runs.hard, explained=is_explained))
+        return restate_by_forward(told, partial(self.runs.hard, explained=is_explained))
 
     def _investigation(self, failure: Failure) -> Investigation:
         hurried = self.others_wait and self.runs.clock.left <= 0
@@ -545,10 +545,12 @@ class Triage:
         if verdict.finding is None:
             return None
         run, capabilities = self.runs.hard, self.runs.info.capabilities
-        told = plainly(Broken(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities)
+        told = restate_by_basic_law(
+            FailingExample(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities
+        )
         if told.law == f.law:
             return None
-        outcome = attribute(told, tuple(self.known.bugs.values()), run, capabilities)
+        outcome = explain_by_known_bugs(told, tuple(self.known.bugs.values()), run, capabilities)
         return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
 
 
@@ -557,7 +559,7 @@ def _differences(case: Case, other: Case) -> list[str]:
     return [name for name, value in vars(case).items() if value != getattr(other, name)]
 
 
-def _of_each_kind(waiting: Sequence[Broken]) -> list[Broken]:
+def _of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:
     """Return one failure, the last, of each tensor and kind of error: all of these may be of one bug."""
     found = ((broken.finding, broken) for broken in waiting)
     return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())

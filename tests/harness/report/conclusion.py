@@ -7,7 +7,7 @@ from itertools import combinations
 
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
-from tests.harness.bugs.bug import Bug, Sightings, with_tensors
+from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
 from tests.harness.bugs.offers import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.clock import BudgetSpent
 from tests.harness.report.folder import shown_in
@@ -25,11 +25,11 @@ OFFER = "or claim"
 
 
 @dataclass(frozen=True)
-class Concluded:
+class DistinctBug:
     """A bug, where it showed, lines that offer other claims, and the report folders of other finds of the same bug."""
 
     bug: Bug
-    seen: Sightings
+    seen: Occurrences
     offers: tuple[str, ...] = ()
     twins: tuple[str, ...] = ()
 
@@ -53,8 +53,10 @@ class Concluded:
 
 
 def merged(
-    bugs: Mapping[str, Bug], seen: Mapping[str, Sightings], is_same: Callable[[Bug, Bug], bool] | None = None
-) -> list[Concluded]:
+    bugs: Mapping[str, Bug],
+    seen: Mapping[str, Occurrences],
+    is_same: Callable[[Bug, Bug], bool] | None = None,
+) -> list[DistinctBug]:
     """Return each bug once, the worst first, although two processes may have found the same one at the same time.
 
     ``is_same`` says whether two bugs of one kernel are one; without it, their records decide. There may be time to ask
@@ -66,7 +68,7 @@ def merged(
 
     def order(pair: tuple[str, str]) -> tuple[bool, int]:
         wrong = ({*bugs[name].tensors} for name in pair)
-        shown = min(seen.get(bugs[name].key, Sightings()).total for name in pair)
+        shown = min(seen.get(bugs[name].key, Occurrences()).total for name in pair)
         return set.isdisjoint(*wrong), shown
 
     for one, other in sorted(combinations(in_order, 2), key=order):
@@ -85,18 +87,18 @@ def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -
     return is_same(one, other) if is_same else one.is_like(other)
 
 
-def together(group: Sequence[Bug], seen: Mapping[str, Sightings]) -> Concluded:
+def together(group: Sequence[Bug], seen: Mapping[str, Occurrences]) -> DistinctBug:
     """Return all finds of one bug as one: the first with the tensors and sightings of all, the others its twins."""
-    everything = Sightings()
+    everything = Occurrences()
     for bug in group:
-        everything.merge(seen.get(bug.key, Sightings()))
+        everything.merge(seen.get(bug.key, Occurrences()))
     worst = with_tensors(group[0], (tensor for bug in group for tensor in bug.tensors))
-    return Concluded(worst, everything, twins=tuple(bug.key for bug in group[1:]))
+    return DistinctBug(worst, everything, twins=tuple(bug.key for bug in group[1:]))
 
 
 def with_offers(
-    concluded: Concluded, runs: Runs, answered: Sequence[Case], spend: Callable[[], None]
-) -> Concluded:
+    concluded: DistinctBug, runs: Runs, answered: Sequence[Case], spend: Callable[[], None]
+) -> DistinctBug:
     """Return the bug with those offers that are true for all failing cases of the run; ``spend`` may end the runs.
 
     If none of those is, that which excludes all failing cases is looked for among others: of the cases that the kernel
@@ -111,7 +113,7 @@ def with_offers(
 
 
 def _offer(
-    claim: str, seen: Sightings, answered: Sequence[Case], runs: Runs, spend: Callable[[], None]
+    claim: str, seen: Occurrences, answered: Sequence[Case], runs: Runs, spend: Callable[[], None]
 ) -> Iterator[str]:
     failing, drawn = [*seen.cases, *seen.shrunk], len(seen.cases)
     if drawn < FEWEST_DRAWN:
@@ -152,7 +154,7 @@ def _rounded(ratio: float | str | None) -> str:
     return f"{ratio:.4g}" if isinstance(ratio, float) else str(ratio)
 
 
-def replaced(text: str, concluded: Iterable[Concluded]) -> str:
+def replaced(text: str, concluded: Iterable[DistinctBug]) -> str:
     """Return the text with the names of reports that describe the same bug as another replaced by the other's."""
     for one in concluded:
         for twin in one.twins:

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, InMemoryExampleDatabase
 
 from strategies.tensors import check_case
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
 from tests.harness.run import Run, read, run_of
 from tests.harness.symptoms import wrong_tensors
@@ -39,7 +39,7 @@ class Kept:
 
     run: Run
     finding: Finding | None = None
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Condition, ...] = ()
 
     @classmethod
     def of(cls, bug: Bug) -> Self:
@@ -55,7 +55,9 @@ class Kept:
         """
         run = run_of(dict(fields))
         with suppress(LookupError, TypeError):
-            needs = (Need(x["name"], tuple(x["fails"]), tuple(x["holds"])) for x in fields.get("needs", ()))
+            needs = (
+                Condition(x["name"], tuple(x["fails"]), tuple(x["holds"])) for x in fields.get("needs", ())
+            )
             return cls(run, Finding(**fields["finding"]), tuple(needs))
         return cls(run)
 

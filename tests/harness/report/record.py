@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.files import JOURNALS, append_line, own_version
-from tests.harness.report.conclusion import Concluded, merged, together
+from tests.harness.report.conclusion import DistinctBug, merged, together
 from tests.harness.report.ledger import LEDGER, Ledger
 from tests.harness.report.results import Results
 from tests.harness.running.kernel_info import KernelInfo
@@ -67,7 +67,7 @@ def first_line(
     }
 
 
-def last_line(status: int, seconds: float, concluded: Sequence[Concluded]) -> dict[str, Any]:
+def last_line(status: int, seconds: float, concluded: Sequence[DistinctBug]) -> dict[str, Any]:
     """Return the line of the end of a run: pytest's exit status, how long it took, which of its finds are one bug."""
     bugs = [{"folders": [one.bug.key, *one.twins], "offers": one.offers} for one in concluded]
     return {"status": status, "seconds": seconds, "bugs": bugs}
@@ -90,7 +90,7 @@ class Recorded:
     folder: Path
     about: Mapping[str, Any]
     results: Results
-    bugs: tuple[Concluded, ...]
+    bugs: tuple[DistinctBug, ...]
     failed: Mapping[str, str]
     status: int | None
     seconds: float
@@ -159,6 +159,6 @@ def _recorded(folder: Path, about: Mapping[str, Any], lines: Sequence[Mapping[st
     return Recorded(folder, about, results, bugs, failed, end["status"], end["seconds"])
 
 
-def _concluded(results: Results, folders: Sequence[str], offers: Sequence[str]) -> Concluded:
+def _concluded(results: Results, folders: Sequence[str], offers: Sequence[str]) -> DistinctBug:
     one = together([results.bugs[key] for key in folders], results.seen)
     return replace(one, offers=tuple(offers))

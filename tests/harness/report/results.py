@@ -7,11 +7,11 @@ from typing import Any
 
 from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
-from tests.harness.bugs.bug import Bug, Sightings, with_tensors
+from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
 from tests.harness.bugs.imprecise import Imprecise, sentence
 from tests.harness.law import by_place, law_named
 from tests.harness.report.changes import told_gone
-from tests.harness.report.conclusion import Concluded, merged
+from tests.harness.report.conclusion import DistinctBug, merged
 from tests.harness.report.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.report.wording import row as row_of
 from tests.harness.running.kernel_info import KernelInfo
@@ -52,13 +52,13 @@ class Results:
         self.selected: set[Key] = set()
         self.tallies: dict[Key, Tally] = {}
         self.bugs: dict[str, Bug] = {}
-        self.seen: dict[str, Sightings] = {}
+        self.seen: dict[str, Occurrences] = {}
         self.begun: dict[str, Bug] = {}
         self.unreported: set[str] = set()
         self.broken: dict[Key, set[str]] = {}
         self.imprecise: dict[str, Imprecise] = {}
         self.less_precise: set[Key] = set()
-        self.concluded: list[Concluded] = []
+        self.concluded: list[DistinctBug] = []
         self.gone: list[Bug] = []
         self.notices: list[str] = []
         self.advice: dict[str, Advice] = {}
@@ -71,11 +71,11 @@ class Results:
             known = self.bugs.get(bug.key, bug)
             self.bugs[bug.key] = with_tensors(bug, known.tensors)
         for folder, seen in counts["seen"].items():
-            sightings = Sightings.from_dict(seen)
+            sightings = Occurrences.from_dict(seen)
             if folder in self.unreported:
                 self.unreported.remove(folder)
                 del self.seen[folder]
-            self.seen.setdefault(folder, Sightings()).merge(sightings)
+            self.seen.setdefault(folder, Occurrences()).merge(sightings)
             # A failure may have waited for its investigation, so it may be of a law or dtype of an earlier item.
             for law, dtype, _ in sightings.counts:
                 self.broken.setdefault((key[0], law, dtype), set()).add(folder)
@@ -108,7 +108,7 @@ class Results:
             if key not in self.seen:
                 f = bug.failure
                 self.unreported.add(key)
-                self.seen[key] = Sightings()
+                self.seen[key] = Occurrences()
                 self.seen[key].add(f.law, f.case, f.finding.tensor)
                 self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(key)
 
@@ -132,7 +132,7 @@ class Results:
         """Remember what a user must know of the whole run, each line once."""
         self.notices = list(dict.fromkeys([*self.notices, *lines]))
 
-    def conclude(self, concluded: Sequence[Concluded]) -> None:
+    def conclude(self, concluded: Sequence[DistinctBug]) -> None:
         """Keep the distinct bugs of the whole run.
 
         If they explain all less precise calls of a kernel, these count for the bugs.

@@ -10,7 +10,7 @@ from typing import Any
 from _pytest._io import TerminalWriter
 
 from tests.harness.bugs.failure import headline
-from tests.harness.report.conclusion import CASE, OFFER, Concluded
+from tests.harness.report.conclusion import CASE, OFFER, DistinctBug
 from tests.harness.report.folder import replay_line
 from tests.harness.report.results import Results
 from tests.harness.report.wording import annotation
@@ -73,7 +73,7 @@ def wrapped(
 
 
 def bug_lines(
-    number: int, one: Concluded, report_dir: Path, width: int, most: int | None = MOST_LINES
+    number: int, one: DistinctBug, report_dir: Path, width: int, most: int | None = MOST_LINES
 ) -> list[str]:
     """Return the lines of a bug: its headline, and below it what a maintainer asks for, each fact with its label.
 
@@ -102,7 +102,7 @@ def _fact(label: str, text: str, width: int, most: int | None = None) -> list[st
     return wrapped(text, width, INDENT + label.ljust(LABEL), INDENT + " " * LABEL, most)
 
 
-def repeats(concluded: Sequence[Concluded], text: str) -> bool:
+def repeats(concluded: Sequence[DistinctBug], text: str) -> bool:
     """Whether the screen says all that the text of a failing item says.
 
     Each line of it must name the report of a bug, or a call that is less precise than claimed.

@@ -18,7 +18,7 @@ from strategies.features import (
     feature,
     text,
 )
-from tests.harness.bugs.bug import Bug, Need, Sightings
+from tests.harness.bugs.bug import Bug, Condition, Occurrences
 from tests.harness.bugs.failure import headline
 from tests.harness.law import law_named
 from tests.harness.verdict import NUMBERS, Finding, in_ulps
@@ -27,7 +27,7 @@ MANY_ULPS = 1e6
 """An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
 
 
-def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
+def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
     """Say how bad a bug is, where it showed and what it needs: each as a label and a text that needs no label."""
     facts = []
     if tried := bug.severity.tried:
@@ -38,11 +38,11 @@ def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
         where = "; ".join(", ".join(names) for names in places if names)
         facts.append(("seen", f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}"))
     if bug.needs:
-        facts.append(("needs", needed(bug)))
+        facts.append(("needs", conditions_of(bug)))
     return facts
 
 
-def needed(bug: Bug) -> str:
+def conditions_of(bug: Bug) -> str:
     """Return what a bug needs, in words; "" if it always shows."""
     return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
 
@@ -59,7 +59,7 @@ def _size(finding: Finding) -> str:
     return f"; {', '.join(sizes)}" if sizes else ""
 
 
-def _need(need: Need) -> str:
+def _need(need: Condition) -> str:
     """Say in words what is needed."""
     if need.name == HUGE:
         return "huge strides"
@@ -93,18 +93,18 @@ def _need(need: Need) -> str:
     return f"{need.name} {' or '.join(map(text, seen))}"
 
 
-def _are_odd(need: Need) -> bool:
+def _are_odd(need: Condition) -> bool:
     """Whether all numbers that fail are odd, and several that hold are even."""
     return all(x % 2 for x in need.fails) and len(need.holds) > 1 and not any(x % 2 for x in need.holds)
 
 
-def _are_above(need: Need) -> bool:
+def _are_above(need: Condition) -> bool:
     """Whether all values are numbers, and those that fail are above those that hold."""
     are_numbers = all(type(x) in (int, float) for x in (*need.fails, *need.holds))
     return are_numbers and bool(need.holds) and max(need.holds) < min(need.fails)
 
 
-def _scale(need: Need) -> str:
+def _scale(need: Condition) -> str:
     """Say which sm_scale is needed: 0, a negative one, or any but the few that hold."""
     set_by_user = [x for x in need.holds if x is not None]
     if set_by_user and {*need.fails} == {0}:
@@ -148,7 +148,7 @@ TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED)
 """Needs that summary.json tells by the fields of a case that they are made of."""
 
 
-def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
+def row(bug: Bug, seen: Occurrences) -> dict[str, Any]:
     """Return a bug's entry in summary.json."""
     f = bug.failure.finding
     return {
@@ -175,13 +175,13 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
     }
 
 
-def _names(need: Need) -> tuple[str, ...]:
+def _names(need: Condition) -> tuple[str, ...]:
     if feature(need.name).rows:
         return LENGTHS
     return feature(need.name).made_of if need.name in TOLD_BY_FIELDS else (need.name,)
 
 
-def annotation(bug: Bug, seen: Sightings) -> str:
+def annotation(bug: Bug, seen: Occurrences) -> str:
     """Return a workflow command, a line that GitHub Actions shows as an annotation of a run."""
     needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
     title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")

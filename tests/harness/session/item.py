@@ -232,7 +232,7 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
         examples = item.turn.examples
         missing = math.inf if examples is None else max(0, examples - subject.generated)
         for case in cases_of(item, subject, missing):
-            subject.uphold(item.law, case)
+            subject.check(item.law, case)
 
 
 def cases_of(item: LawTurn, subject: Subject, most: float) -> Iterator[Case]:

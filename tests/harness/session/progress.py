@@ -16,7 +16,7 @@ from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES
 from tests.harness.report.ledger import LEDGER, Ledger
 from tests.harness.report.screen import verdicts
-from tests.harness.report.wording import needed
+from tests.harness.report.wording import conditions_of
 from tests.harness.running.journal import examples_done
 from tests.harness.session.plan import Plan
 from tests.harness.session.summary import Summary
@@ -62,7 +62,7 @@ class Found:
         for record in self.ledger.news():
             if "finding" in record and (bug := Bug.from_dict(record)).key not in self.bugs:
                 self.bugs.add(bug.key)
-                f, only = bug.failure, f", {needed(bug)}" if bug.needs else ""
+                f, only = bug.failure, f", {conditions_of(bug)}" if bug.needs else ""
                 yield f"found: {f.kernel}: {symptom(f)} ({f.law}, {f.case.dtype}){only}"
             elif "imprecise" in record and record["imprecise"] not in self.less_precise:
                 self.less_precise.add(record["imprecise"])

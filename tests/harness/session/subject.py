@@ -25,8 +25,8 @@ from strategies.case import Case
 from strategies.cases import cases
 from strategies.features import with_contiguous_inputs
 from strategies.focus import Focus
-from tests.harness.bugs.attribution import Broken
-from tests.harness.bugs.avoidance import Closed, elsewhere, may_show
+from tests.harness.bugs.attribution import FailingExample
+from tests.harness.bugs.avoidance import Avoided, may_show, steer_away
 from tests.harness.bugs.bug import Bug
 from tests.harness.diagnosis.reruns import AGAIN
 from tests.harness.diagnosis.triage import Triage
@@ -115,7 +115,7 @@ class Subject:
         self.focus = focus or Focus(self.info.capabilities)
         self.deadline = self.triage.deadline = time.perf_counter() + seconds
 
-    def uphold(self, law: Law, case: Case) -> Verdict | None:
+    def check(self, law: Law, case: Case) -> Verdict | None:
         """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
 
         Return the verdict on the case; None if it was not run. Raises TimeUp if the time is over.
@@ -148,7 +148,7 @@ class Subject:
         if finding is None:
             self.triage.look_for_leak(law.name, open_case)
         else:
-            broken = Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes))
+            broken = FailingExample(law.name, open_case, finding, ignored, tuple(verdict.sizes))
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
         return verdict if open_case is case else None
 
@@ -206,7 +206,7 @@ class Subject:
         """
         deadline, self.deadline = self.deadline, math.inf
         for path, case in unfinished.items():
-            self.uphold(law, case)
+            self.check(law, case)
             path.unlink(missing_ok=True)
         self.deadline = deadline
 
@@ -219,7 +219,7 @@ class Subject:
         for kept in self.corpus:
             if not self.is_tried(kept.run, law):
                 continue
-            verdict = self.uphold(law, kept.run.case)
+            verdict = self.check(law, kept.run.case)
             if verdict and verdict.status == "held" and self._is_gone(kept):
                 self.gone.append(kept.bug(self.info.name))
         self.deadline = deadline
@@ -236,7 +236,7 @@ class Subject:
             if self.is_tried(near.run, law):
                 cases.setdefault(near.run.case, []).append(near)
         for case, kept in cases.items():
-            verdict = self.uphold(law, case)
+            verdict = self.check(law, case)
             if verdict and verdict.status in ("held", "broken"):
                 self.changed += [near for near in kept if verdict.worst.get(near.tensor) != near.ratio]
 
@@ -306,11 +306,11 @@ class Subject:
 
         A case of bugs found in this run stays as it is if it ``has_more`` to judge.
         """
-        known = Closed(tuple(x for x in self.info.known_failures if law.fails_by(x)))
-        closed = Closed(known.known, self.known.closed(law.name))
+        known = Avoided(tuple(x for x in self.info.known_failures if law.fails_by(x)))
+        closed = Avoided(known.known, self.known.closed(law.name))
         if not closed.is_met(case) or (has_more and not known.is_met(case)):
             return case
-        found = elsewhere(case, closed, self.info.capabilities)
+        found = steer_away(case, closed, self.info.capabilities)
         if known.is_met(case):
             self.tally.known += 1
         else:

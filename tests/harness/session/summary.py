@@ -15,12 +15,12 @@ from hypothesis import settings
 
 from strategies.case import Case
 from tests.harness.bugs.attribution import is_same
-from tests.harness.bugs.bug import Bug, Sightings
+from tests.harness.bugs.bug import Bug, Occurrences
 from tests.harness.bugs.redundant import are_one_read, is_redundant
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
 from tests.harness.report.changes import read_night
-from tests.harness.report.conclusion import Concluded, merged, replaced, with_offers
+from tests.harness.report.conclusion import DistinctBug, merged, replaced, with_offers
 from tests.harness.report.folder import add_to_report
 from tests.harness.report.ledger import LEDGER, Ledger
 from tests.harness.report.page import PAGE, write_page
@@ -193,7 +193,7 @@ class Summary:
                         or are_one_read(known, bug, run, capabilities)
                         or any(
                             is_redundant(
-                                one, other, seen.get(one.key, Sightings()), run, capabilities, beside
+                                one, other, seen.get(one.key, Occurrences()), run, capabilities, beside
                             )
                             for one, other in ((known, bug), (bug, known))
                         )
@@ -204,7 +204,7 @@ class Summary:
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
         answered = {name: self.results.answered(name) for name in runs}
 
-        def offered(one: Concluded) -> Concluded:
+        def offered(one: DistinctBug) -> DistinctBug:
             kernel = one.bug.failure.kernel
             return with_offers(one, runs[kernel], answered[kernel], spend)
 
