@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+FORMATS = "tests.harness.interpreter.formats"
 REPAIRED = "tests.harness.interpreter.repaired"
-"""The module that repairs Triton's interpreter; it imports Triton."""
+"""The module that repairs Triton's interpreter, and the number formats that it needs. Both import Triton."""
 
 EXECUTOR = "tests.harness.interpreter.ttir.launch"
 """The module that runs kernels faster than the interpreter does."""

@@ -21,8 +21,7 @@ from kernels.contract import Capabilities
 from strategies.rotary import rotated
 from tests.harness.device import memory, poison
 from tests.harness.files import OWN_FOLDERS
-from tests.harness.interpreter import formats
-from tests.harness.interpreter.installation import REPAIRED
+from tests.harness.interpreter.installation import FORMATS, REPAIRED
 from tests.harness.law import law_named
 from tests.harness.run import Run
 from tests.harness.trial.outputs import form_of, in_contract_form
@@ -213,9 +212,9 @@ def _interpret(spec: str, is_repaired: bool) -> list[str]:
     """
     if not (is_repaired or uses_triton(registry.module_of(spec))):
         return [INTERPRET]
-    repair = FROM_FORMATS.sub("", inspect.getsource(importlib.import_module(REPAIRED)))
+    formats, repair = (inspect.getsource(importlib.import_module(name)) for name in (FORMATS, REPAIRED))
     told = "# What follows repairs Triton's interpreter, up to the call of repair."
-    return [INTERPRET, f"{told}\n{inspect.getsource(formats)}", repair, "repair()"]
+    return [INTERPRET, f"{told}\n{formats}", FROM_FORMATS.sub("", repair), "repair()"]
 
 
 def _origins(value: Any) -> list[str]:
