@@ -96,7 +96,8 @@ class RefuseEditable(editable_wheel):
 
 if __name__ == "__main__":
     Path(BUILD).mkdir(exist_ok=True)
-    found = find_packages(include=[f"{x}{y}" for x in FOLDERS for y in ("", ".*")], exclude=["tests.unit", "tests.unit.*"])
+    own = [f"tests.{x}{y}" for x in ("unit", "runs") for y in ("", ".*")]
+    found = find_packages(include=[f"{x}{y}" for x in FOLDERS for y in ("", ".*")], exclude=own)
     setup(
         packages=[NAME, *(f"{NAME}.{x}" for x in found)],
         package_dir={NAME: "."},

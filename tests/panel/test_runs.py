@@ -6,7 +6,7 @@ import pytest
 
 from tests.mutation.schedule import is_quick
 from tests.panel import LESS_PRECISION, Member
-from tests.unit.running import pytest_run, summary_in
+from tests.unit.support.running import pytest_run, summary_in
 
 LAWS = "forward or invariance"
 """One law that judges results and one that compares calls, each of which may be wrong by itself."""

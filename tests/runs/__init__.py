@@ -1,0 +1,1 @@
+"""Tests that start processes: runs of pytest, child processes, scripts and commands."""

@@ -1,0 +1,42 @@
+"""Laws are found as they are declared, and the child that checks them imports nothing that draws cases."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strategies.case import Case
+from tests.harness.law import LAWS
+from tests.harness.run import Run
+from tests.harness.running.child import Child
+
+KERNEL = """
+import json, sys
+from pathlib import Path
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(q, k, v, *, causal, sm_scale):
+    Path(__file__).with_suffix(".json").write_text(json.dumps(list(sys.modules)))
+    return scaled_dot_product_attention(q, k, v, scale=sm_scale, is_causal=causal)
+"""
+"""A kernel that writes down which modules are imported as it is called."""
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child("cpu")
+    yield child
+    child.close()
+
+
+def test_every_child_is_free_of_what_only_the_parent_needs(child: Child, tmp_path: Path) -> None:
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(KERNEL)
+    for name in LAWS:
+        child.run(Run(f"{kernel}:attention", (), name, Case(seqlen_q=2, seqlen_k=2)), lambda: None)
+    modules = json.loads(kernel.with_suffix(".json").read_text())
+    assert "torch" in modules
+    assert {f"tests.properties.test_{name}" for name in LAWS} <= set(modules)
+    # torch._dynamo takes about as long to import as the rest of torch.
+    assert not {"pytest", "_pytest", "hypothesis", "rich", "torch._dynamo"} & set(modules)

@@ -1,0 +1,1 @@
+"""Tests of what a bug is, and of which failures are the same bug."""

@@ -1,0 +1,57 @@
+"""GPUs: a child process sees one of those that the caller may see, and no other."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.harness.device.gpus import VISIBLE, entry, gpus, pinned
+from tests.harness.session.plan import chosen_device
+
+PARTS = "MIG-1c0d,MIG-2e5f"
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "expected"),
+    [
+        (None, 0, "0"),
+        (None, 3, "3"),
+        ("4,6", 0, "4"),
+        ("4, 6", 1, "6"),
+        ("GPU-8932f937, GPU-b2c1", 1, "GPU-b2c1"),
+        (PARTS, 1, "MIG-2e5f"),
+    ],
+)
+def test_an_entry_of_what_the_caller_may_see(visible: str | None, number: int, expected: str) -> None:
+    assert entry(visible, number) == expected
+    caller = {"HOME": "/home"} | ({} if visible is None else {VISIBLE: visible})
+    assert pinned(f"cuda:{number}", caller) == {"HOME": "/home", VISIBLE: expected}
+
+
+@pytest.mark.parametrize(("visible", "number"), [("4,6", 2), ("", 0)])
+def test_never_more_than_the_caller_may_see(visible: str, number: int) -> None:
+    with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES: got '{visible}', expected an entry for GPU"):
+        entry(visible, number)
+
+
+def test_on_the_cpu_nothing_changes() -> None:
+    assert pinned("cpu", {VISIBLE: "4,6"}) == {VISIBLE: "4,6"}
+    assert pinned("cpu") == os.environ
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen", "expected"), [(None, 8, 8), ("4,6", 2, 2), ("4,-1,6", 1, 1), (PARTS, 1, 2)]
+)
+def test_parts_of_gpus_are_counted_by_the_list(visible: str | None, seen: int, expected: int) -> None:
+    assert gpus(visible, seen) == expected
+
+
+def test_workers_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "4,6")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    options = {"getoption": lambda name: "auto"}
+    workers = [SimpleNamespace(**options, workerinput={"workerid": f"gw{i}"}) for i in range(4)]
+    devices = [chosen_device(worker) for worker in (SimpleNamespace(**options), *workers)]  # type: ignore[arg-type]
+    assert devices == ["cuda:0", "cuda:0", "cuda:1", "cuda:0", "cuda:1"]

@@ -1,0 +1,1 @@
+"""Tests of the way from a failing case to a reported bug."""

@@ -1,0 +1,207 @@
+"""Ordinary numbers in many rows tell what a bug surely needs, where few numbers and other bugs tell nothing."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Condition, met_again
+from tests.harness.diagnosis.confirmation import confirmed, refuted
+from tests.harness.verdict import Finding
+from tests.unit.support.bugs import CAUSAL, UNEQUAL, bug
+
+CLAIMS = Capabilities(head_dims=(16, 64))
+BATCH = Condition("batch", (2,), (1,))
+FEW: Mapping[str, Any] = {f"{tensor}_values": "zeros" for tensor in ("q", "k", "v", "dout")}
+
+
+def found(case: Case, fails: Callable[[Case], bool], *matter: Condition) -> dict[str, Condition]:
+    """Return by name what is certain of a bug, given the fields that matter in its smallest case."""
+    return {need.name: need for need in confirmed(matter, case, fails, CLAIMS)}
+
+
+def test_what_cures_ordinary_numbers_is_certain() -> None:
+    case = Case(batch=2, seqlen_q=1, seqlen_k=2, **FEW)
+    sure = found(case, lambda x: x.batch == 2 and x.seqlen_q != x.seqlen_k, BATCH, UNEQUAL, CAUSAL)
+    assert [*sure] == ["batch", "lengths"]
+    assert all(need.is_certain for need in sure.values())
+
+
+def test_nothing_is_certain_of_what_ordinary_numbers_do_not_show() -> None:
+    assert not found(Case(batch=2, **FEW), lambda case: case.v_values == "zeros" and case.batch == 2, BATCH)
+
+
+def test_what_ordinary_numbers_refute_is_an_accident() -> None:
+    """Of few numbers, that of q is needed, and the batch: in the first sequence it is hidden."""
+    case = Case(batch=2, seqlen_q=2, seqlen_k=2, causal=True, **FEW)
+    numbers = Condition("qk_values", ("set",), ("normal",))
+    needs = (BATCH, numbers, CAUSAL)
+
+    def fails(case: Case) -> bool:
+        return case.causal and (case.batch == 2 or case.seqlen_k > 32)
+
+    def of_another(case: Case) -> bool:
+        return fails(case) or case.batch == 1
+
+    def not_needed(sure: tuple[Condition, ...], fails: Callable[[Case], bool]) -> list[Condition]:
+        return list(refuted(needs, sure, case, fails, CLAIMS))
+
+    assert not_needed((CAUSAL,), fails) == [BATCH, numbers]
+    assert not_needed((), fails) == []
+    assert not_needed((CAUSAL,), of_another) == [numbers]
+    assert not_needed((CAUSAL,), lambda x: fails(x) and x.q_values == "zeros") == []
+    # At some lengths another bug is cured by what is sure of this one.
+    assert not_needed((CAUSAL,), lambda x: x.causal and (x.batch == 2 or x.seqlen_k == 66)) == [numbers]
+
+
+def test_where_a_scale_makes_other_scores_one_seed_tells_nothing() -> None:
+    """With a softmax of few large weights, most seeds hide a bug that does not depend on the scale."""
+    case, scale = Case(seqlen_q=2, seqlen_k=2, causal=True, **FEW), Condition("sm_scale", (None,), (1.0,))
+
+    def hidden(case: Case) -> bool:
+        return case.causal and (case.sm_scale is None or case.seed % 4 == 3)
+
+    def of_scale(case: Case) -> bool:
+        return case.causal and case.sm_scale is None
+
+    assert [*found(case, hidden, CAUSAL, scale)] == ["causal"]
+    assert list(refuted((scale,), (CAUSAL,), case, hidden, CLAIMS)) == [scale]
+    assert [*found(case, of_scale, CAUSAL, scale)] == ["causal", "sm_scale"]
+    assert not list(refuted((scale,), (CAUSAL,), case, of_scale, CLAIMS))
+
+
+@pytest.mark.parametrize(
+    ("keys", "fails", "side"),
+    [
+        (35, lambda keys: keys > 32, ("above", 32)),
+        (9, lambda keys: keys <= 16, ("below", 17)),
+        (17, lambda keys: keys % 16 > 0, ("no multiple of", 16)),
+        (81, lambda keys: keys % 16 == 1, (ONE_ABOVE, 16)),
+        (257, lambda keys: keys % 64 == 1, (ONE_ABOVE, 64)),
+        (33, lambda keys: keys > 16 and keys % 16 > 0, (BEYOND, 16)),
+        (300, lambda keys: keys > 128 and keys % 128 > 0, (BEYOND, 128)),
+        (300, lambda keys: keys > 128, ("above", 128)),
+        (35, lambda keys: keys > 33, None),  # no tile ends there
+        (3, lambda keys: keys > 32, None),  # its smallest case is another bug's
+        (35, lambda keys: True, None),
+        # Two bugs make the same tensor wrong, each at lengths of its own; the smallest case shows one of them, or both.
+        (17, lambda keys: keys > 64 or keys % 16 > 0, ("no multiple of", 16)),
+        (128, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
+        (97, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
+        (2, lambda keys: keys <= 32, ("below", 33)),
+        (
+            2,
+            lambda keys: keys <= 32 or keys % 32 > 0,
+            ("below", 49),
+        ),  # which of the two fails at 48 is not known
+    ],
+)
+def test_a_border_of_one_length(
+    keys: int, fails: Callable[[int], bool], side: tuple[str, int] | None
+) -> None:
+    case = Case(seqlen_q=40, seqlen_k=keys, **FEW)
+    sure = found(case, lambda x: fails(x.seqlen_k))
+    assert [need.side for need in sure.values()] == ([side] if side else [])
+
+
+def test_a_bug_of_a_last_tile_with_one_key_explains_no_other_tile_that_is_not_full() -> None:
+    case = Case(seqlen_q=40, seqlen_k=81, **FEW)
+    known = bug(case, ("out",), *found(case, lambda x: x.seqlen_k % 16 == 1).values())
+    finding = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
+
+    def left(keys: int, fails: Callable[[Case], bool]) -> bool:
+        broken = FailingExample("forward", replace(case, batch=2, seqlen_k=keys), finding)
+        rest = explain_by_known_bugs(
+            broken, [known], lambda law, x, _: finding if fails(x) else None, CLAIMS
+        ).rest
+        return rest is not None
+
+    assert not left(33, lambda x: x.seqlen_k % 16 == 1)
+    assert left(33, lambda x: x.seqlen_k % 16 > 0)
+    assert left(37, lambda x: x.seqlen_k % 16 > 0)
+
+
+def test_lengths_that_are_alike_for_any_tiles() -> None:
+    """Keys are split into parts, as many as there are tiles of 16 keys, and what remains is left out."""
+
+    def fails(case: Case) -> bool:
+        return case.seqlen_k % min(8, -(-case.seqlen_k // 16)) > 0
+
+    (need,) = found(Case(seqlen_k=17, **FEW), fails).values()
+    assert (need.name, need.fails, need.holds) == ("seqlen_k", (17, 35, 37, 41), (39,))
+    assert need.is_irregular
+    by_chance = found(Case(seqlen_k=17, **FEW), lambda case: fails(case) and case.seed % 2 == 0)
+    assert "seqlen_k" not in by_chance
+
+
+def test_a_bug_of_lengths_of_no_rule_explains_what_the_next_length_cures() -> None:
+    """The keys of two sequences are split into two parts, and those of one into three, so that a remainder differs."""
+    need = Condition("seqlen_k", (37, 35, 41), (39,), is_certain=True)
+    case, finding = Case(batch=2, seqlen_k=39), Finding(claim="so", kind="error", tensor="out")
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return finding if case.seqlen_k % (2 if case.batch > 1 else 3) else None
+
+    assert need.is_met(case)
+    known = bug(Case(seqlen_k=37), ("out",), need)
+    assert explain_by_known_bugs(FailingExample("forward", case, finding), [known], run, CLAIMS).rest is None
+
+
+def test_bugs_that_show_at_lengths_of_no_rule_are_one() -> None:
+    at_17, at_112 = (
+        bug(Case(seqlen_k=x), ("out",), Condition("seqlen_k", (x, 35), (39,), is_certain=True))
+        for x in (17, 112)
+    )
+    other = bug(Case(seqlen_k=33), ("out",), Condition("seqlen_k", (33,), (32,), is_certain=True))
+
+    def never(*_: object) -> None:
+        pytest.fail("no case is run")
+
+    assert is_same(at_17, at_112, never, CLAIMS)
+    with pytest.raises(pytest.fail.Exception):
+        is_same(at_17, other, never, CLAIMS)
+
+
+def test_tiles_of_both_lengths() -> None:
+    """Tiles of 16 that are not full are wrong, and so is, by another bug, any case with more queries than keys."""
+
+    def fails(case: Case) -> bool:
+        return bool(case.seqlen_q % 16 or case.seqlen_k % 16 or case.seqlen_q > case.seqlen_k)
+
+    sure = found(Case(seqlen_q=17, seqlen_k=20, **FEW), fails)
+    assert [*sure] == [tiles_of(16)]
+    assert sure[tiles_of(16)].is_met(Case(seqlen_q=16, seqlen_k=17))
+    assert not sure[tiles_of(16)].is_met(Case(seqlen_q=48, seqlen_k=16))
+    assert not found(Case(seqlen_q=17, seqlen_k=17, **FEW), lambda x: 1 in (x.seqlen_q % 16, x.seqlen_k % 16))
+
+
+def test_tiles_are_not_to_blame_where_whole_ones_fail_too() -> None:
+    """Any case with more queries than keys is wrong; another bug, of tiles of 16, spoils the same tensor elsewhere."""
+
+    def fails(case: Case) -> bool:
+        return bool(case.seqlen_q > case.seqlen_k or case.seqlen_k % 16)
+
+    assert tiles_of(16) not in found(Case(seqlen_q=33, seqlen_k=20, **FEW), fails)
+
+
+def test_whole_tiles_are_no_shorter() -> None:
+    case = Case(seqlen_q=17, seqlen_k=32)
+    whole = with_value(case, tiles_of(16), WHOLE)
+    assert (whole.seqlen_q, whole.seqlen_k) == (32, 32)
+    assert [value_of(x, tiles_of(16)) for x in (case, whole)] == [PARTIAL, WHOLE]
+
+
+def test_a_certain_need_is_kept_whatever_is_met_again() -> None:
+    case = Case(batch=2, seqlen_q=1, seqlen_k=2)
+    sure = Condition(UNEQUAL.name, UNEQUAL.fails, UNEQUAL.holds, is_certain=True)
+    known, again = (
+        bug(case, ("out",), sure, BATCH),
+        bug(Case(batch=2, seqlen_q=2, seqlen_k=2), ("out",), BATCH),
+    )
+    assert met_again(known, again).needs == (sure, BATCH)
+    assert Bug.from_dict(known.to_dict()).needs == known.needs

@@ -1,0 +1,1 @@
+"""Tests of Triton kernels without a GPU."""

@@ -1,0 +1,1 @@
+"""Tests of the parent's end of the child process."""

@@ -1,0 +1,343 @@
+"""Laws take turns, a run ends in time, and the cases of a turn share compiled variants of a kernel."""
+
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases, without_huge_strides
+from strategies.focus import EXTRAS_LEFT, LARGEST_SHARE, Focus, focused
+from tests.harness.clock import (
+    GRACE_SECONDS,
+    LEAST_CALLS,
+    LEAST_SECONDS,
+    BudgetSpent,
+    Clock,
+    ShrinkBudget,
+    meter,
+)
+from tests.harness.files import JOURNALS, append_line
+from tests.harness.session.item import AN_EXAMPLE, ORDER, share_of
+from tests.harness.session.turns import (
+    LAST_ROUND,
+    OVERRUN_SECONDS,
+    TURN_SECONDS,
+    TURNS,
+    TURNS_OF_SERIES,
+    Shares,
+    Turn,
+    fair_seconds,
+    seconds_for,
+    turns_of_examples,
+    turns_of_seconds,
+)
+from tests.unit.support.drawing import sample
+
+CLAIMS = Capabilities(launch={"block_m": (64, 128), "block_n": (32, 64), "num_stages": (1, 2)})
+
+
+class TestTurns:
+    @pytest.mark.parametrize("examples", [1, 2, 5, 10, 20, 100, 2000])
+    def test_turns_grow_and_have_all_examples_together(self, examples: int) -> None:
+        sizes = [turn.examples or 0 for turn in turns_of_examples(examples)]
+        assert sum(sizes) == examples
+        assert sizes[:-1] == sorted(sizes[:-1])
+        assert min(sizes) > 0
+
+    def test_the_first_turn_has_a_few_examples_and_the_last_alone_huge_strides(self) -> None:
+        turns = turns_of_examples(100)
+        assert 3 <= (turns[0].examples or 0) <= 5
+        assert turns[-1].examples == 20
+        for turn in turns:
+            assert ("huge" in turn.focus(CLAIMS, False, 0).capabilities.layouts) is turn.last
+
+    def test_every_worker_has_its_own_turn_of_a_round_by_the_clock(self) -> None:
+        turns = turns_of_seconds(600.0, workers=16, items=5)
+        assert len({turn.number for turn in turns}) == len(turns)
+        assert [turn.round for turn in turns].count(0) == 16
+        total = sum(turn.weight for turn in turns)
+        first = sum(turn.weight for turn in turns if turn.round == 0) / total * 600
+        assert 30 <= first <= 60
+        assert sum(turn.weight for turn in turns if turn.last) / total == pytest.approx(LAST_ROUND)
+
+    @pytest.mark.parametrize(
+        ("seconds", "workers", "items"), [(120.0, 16, 33), (240.0, 16, 36), (600.0, 64, 360)]
+    )
+    def test_turns_by_the_clock_are_no_shorter_than_compiling_pays(
+        self, seconds: float, workers: int, items: int
+    ) -> None:
+        turns = turns_of_seconds(seconds, workers, items)
+        assert len({turn.number for turn in turns}) == len(turns)
+        assert sum(turn.weight for turn in turns) == pytest.approx(1.0)
+        for turn in turns:
+            alone = [other.round for other in turns].count(turn.round) == 1
+            assert alone or turn.weight * seconds * workers / items >= TURN_SECONDS
+
+    def test_a_short_run_is_one_round_of_everything(self) -> None:
+        (turn,) = turns_of_seconds(5.0, workers=1, items=30)
+        assert turn.last
+
+
+class TestTime:
+    def test_the_time_is_shared_by_weight_and_what_is_saved_goes_to_the_others(self) -> None:
+        weights = [1.0, 1.0, 2.0]
+        assert seconds_for(0, weights, 40.0, workers=1) == 10.0
+        assert seconds_for(1, weights, 36.0, workers=1) == 12.0
+        assert seconds_for(2, weights, 36.0, workers=1) == 36.0
+        assert seconds_for(0, weights, 40.0, workers=2) == 20.0
+
+    def test_no_turn_passes_the_end(self) -> None:
+        assert seconds_for(0, [1.0, 1.0], 10.0, workers=4, patience=5.0) == 10.0
+
+    def test_a_clock_without_an_end_cuts_nothing(self) -> None:
+        assert Clock().left == math.inf
+        assert Clock().cut(50.0) == 50.0
+        assert ShrinkBudget(50.0).within(Clock()).seconds == 50.0
+
+    def test_a_failure_takes_its_share_of_what_is_left(self) -> None:
+        budget = ShrinkBudget(50.0, calls=7).within(Clock(seconds=80.0))
+        assert budget.seconds == pytest.approx(10.0, abs=0.5)
+        assert budget.calls == 7
+
+    def test_the_time_begins_with_the_first_example(self) -> None:
+        clock = Clock(seconds=60.0)
+        assert clock.left == 60.0
+        clock.start()
+        until = clock.until
+        clock.start()
+        assert clock.until == until
+        assert clock.left < 60.0
+
+    def test_after_the_end_little_is_left_and_then_nothing(self) -> None:
+        late = Clock(seconds=60.0, until=time.perf_counter())
+        assert late.left == 0.0
+        assert ShrinkBudget(50.0).within(late).seconds == LEAST_SECONDS
+        over = Clock(seconds=60.0, until=time.perf_counter() - 1.0 - GRACE_SECONDS)
+        assert ShrinkBudget(50.0).within(over).seconds == 0.0
+
+    def test_a_meter_that_is_up_ends_what_it_measures(self) -> None:
+        spend = meter(seconds=0.0)
+        with pytest.raises(BudgetSpent):
+            spend()
+        spend = meter(seconds=60.0, calls=1)
+        spend()
+        with pytest.raises(BudgetSpent):
+            spend()
+
+    def test_on_a_busy_machine_a_few_calls_may_take_longer(self) -> None:
+        spend = meter(seconds=0.0, most=60.0)
+        for _ in range(LEAST_CALLS):
+            spend()
+        with pytest.raises(BudgetSpent):
+            spend()
+
+
+class TestFocus:
+    @pytest.mark.parametrize("width", range(5))
+    def test_what_is_drawn_is_claimed(self, width: int) -> None:
+        narrow = focused(CLAIMS, width, width).capabilities
+        assert set(narrow.head_dims) <= set(CLAIMS.head_dims)
+        assert set(narrow.layouts) <= set(CLAIMS.layouts)
+        layouts = without_huge_strides(narrow).layouts
+        sizes = [len(x) for x in (narrow.head_dims, layouts, narrow.dropout, *narrow.launch.values())]
+        assert math.prod(sizes) <= 2**width * (2 if "expanded_rows" in layouts else 1)
+        assert all(set(narrow.launch[name]) <= set(values) for name, values in CLAIMS.launch.items())
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_wider_focus_adds_to_a_narrower_one(self, seed: int) -> None:
+        claims = replace(CLAIMS, window=(0, 7, 100), softcap=(0.0, 30.0))
+        foci = [focused(claims, width, seed) for width in range(5)]
+        for narrow, wide in pairwise(foci):
+            for name in ("head_dims", "dropout", "window", "softcap"):
+                narrower, wider = (set(getattr(focus.capabilities, name)) for focus in (narrow, wide))
+                assert narrower <= wider
+            assert wide.heads is None or set(narrow.heads or ()) <= set(wide.heads)
+            for name, values in narrow.capabilities.launch.items():
+                assert {*values} <= {*wide.capabilities.launch[name]}
+
+    def test_turns_of_one_series_share_variants(self) -> None:
+        turns = [turn for turn in turns_of_seconds(600.0, workers=8, items=6) if not turn.last]
+        first, second = ([turn for turn in turns if turn.round == x] for x in (0, 1))
+        for turns in (first, second):
+            shared = Counter(turn.series for turn in turns)
+            assert [*shared] == [*range(len(shared))]
+            assert max(shared.values()) == TURNS_OF_SERIES
+            assert all(one.series != other.series for one, other in pairwise(turns))
+        for one, other in product(first, second):
+            dims = [{*turn.focus(CLAIMS, True, 0).capabilities.head_dims} for turn in (one, other)]
+            assert one.series != other.series or dims[0] <= dims[1]
+
+    def test_foci_together_reach_all_that_is_claimed(self) -> None:
+        found = [focused(CLAIMS, 0, number) for number in range(100)]
+        claims = [focus.capabilities for focus in found]
+        assert {narrow.head_dims for narrow in claims} == {(head_dim,) for head_dim in CLAIMS.head_dims}
+        usual = without_huge_strides(CLAIMS).layouts
+        assert {layout for narrow in claims for layout in narrow.layouts} == {*usual, "huge"}
+        assert {narrow.seqlen_multiple for narrow in claims} == {1, 16}
+        for field, values in enumerate((BATCHES, HEADS_KV, GROUPS)):
+            assert {heads[field] for focus in found for heads in focus.heads or ()} == set(values)
+
+    def test_rows_that_are_all_one_row_are_never_the_only_layout(self) -> None:
+        narrow = [focused(CLAIMS, 0, number).capabilities for number in range(100)]
+        with_such_rows = [claims.layouts for claims in narrow if "expanded_rows" in claims.layouts]
+        assert set(with_such_rows) == {("contiguous", "expanded_rows", "huge")}
+
+    def test_groups_of_heads_are_claimed(self) -> None:
+        heads = focused(replace(CLAIMS, grouped_heads=False), 2, 0).heads
+        assert {group for *_, group in heads or ()} == {1}
+
+    def test_what_is_compiled_in_on_request_is_mostly_left_out_at_first(self) -> None:
+        claims = replace(CLAIMS, window=(0, 7, 100), sinks=True)
+        narrow = [focused(claims, 0, number).capabilities for number in range(200)]
+        counts = Counter((c.window, c.sinks) for c in narrow)
+        assert counts[(0,), False] > 100
+        assert {windows for windows, _ in counts} == {(0,), (0, 7), (0, 100)}
+        assert {sinks for _, sinks in counts} == {False, True}
+
+    def test_the_narrowest_focus_has_one_kind_of_call_and_all_together_have_each(self) -> None:
+        claims = replace(CLAIMS, ragged=("cache", "paged", "append"), fp8_cache=("head", "page"))
+        narrow = [focused(claims, 0, number).capabilities for number in range(100)]
+        assert {c.ragged for c in narrow} == {(kind,) for kind in claims.ragged}
+        assert {c.fp8_cache for c in narrow} == {("head",), ("page",)}
+        wide = focused(claims, 100, 0).capabilities
+        assert (wide.ragged, wide.fp8_cache) == (claims.ragged, claims.fp8_cache)
+
+    def test_the_fewer_extras_are_claimed_the_more_often_each_is_left(self) -> None:
+        one = replace(CLAIMS, window=(0, 100))
+        four = replace(one, sinks=True, alibi_slopes=True, softcap=(0.0, 30.0))
+        for width in range(3):
+            shares = [
+                sum(any(focused(claims, width, n).capabilities.window) for n in range(400)) / 400
+                for claims in (one, four)
+            ]
+            expected = [min(LARGEST_SHARE, (1 + width) * EXTRAS_LEFT / count) for count in (1, 4)]
+            assert shares == pytest.approx(expected, abs=0.08)
+
+    def test_a_kernel_that_is_not_compiled_draws_from_all_claims(self) -> None:
+        for turn in turns_of_seconds(600.0, workers=8, items=6):
+            claims = CLAIMS if turn.last else without_huge_strides(CLAIMS)
+            assert turn.focus(CLAIMS, False, 0) == Focus(claims)
+
+    def test_a_very_wide_focus_is_all_that_is_claimed(self) -> None:
+        assert focused(CLAIMS, 100, 0) == Focus(CLAIMS)
+
+    def test_a_multiple_that_is_claimed_stays_one(self) -> None:
+        claims = replace(CLAIMS, seqlen_multiple=24)
+        multiples = {focused(claims, 0, n).capabilities.seqlen_multiple for n in range(20)}
+        assert multiples == {24, 48}
+
+    def test_huge_strides_stay_where_nothing_else_is_claimed(self) -> None:
+        assert without_huge_strides(Capabilities(layouts=("huge",))).layouts == ("huge",)
+
+    def test_a_narrow_turn_compiles_few_variants(self) -> None:
+        """The variants are counted that Triton's default specialisation would compile for 100 examples on a GPU."""
+        narrow = [turn.focus(CLAIMS, True, 0) for turn in turns_of_seconds(600.0, workers=8, items=6)][:8]
+        compiled_by_all = compiled(Focus(CLAIMS))
+        assert sum(map(compiled, narrow)) / len(narrow) < compiled_by_all / 6
+
+
+def compiled(focus: Focus) -> int:
+    """Return how many variants of a plain Triton kernel 100 drawn cases need."""
+    strategy = cases(focus.capabilities, heads=focus.heads, dtype="float16", device_type="cuda")
+    return len({variant(case) for case in sample(strategy, 100)})
+
+
+def variant(case: Case) -> object:
+    """Return what tells variants apart: constants, the order of strides, and integers that are 1 or multiples of 16."""
+    sizes = tuple(map(specialised, (case.batch, case.heads_q, case.group, case.seqlen_q, case.seqlen_k)))
+    return case.head_dim, case.causal, case.launch, case.layouts, sizes
+
+
+def specialised(size: int) -> str:
+    """Return the class to which Triton assigns an integer argument."""
+    return "1" if size == 1 else "16" if size % 16 == 0 else "any"
+
+
+def test_layouts_are_one_for_all_or_one_that_differs() -> None:
+    found = sample(cases(without_huge_strides(CLAIMS), dtype="float16"), 400)
+    different = [len(set(case.layouts)) for case in found]
+    one, two = different.count(1), different.count(2)
+    assert 0.5 <= one / 400 <= 0.75
+    assert 0.2 <= two / 400 <= 0.4
+    assert 0.05 <= (400 - one - two) / 400 <= 0.2
+
+
+class TestShares:
+    LAWS = dict.fromkeys(("sound", "busy", "hanging"), 10.0)
+
+    def seconds(self, had: dict[str, float], left: float = 60.0) -> dict[str, float]:
+        """Return what all turns to come may take together, by kernel."""
+        return {name: fair_seconds(name, 1.0, self.LAWS, had, left) for name in self.LAWS}
+
+    def test_those_that_have_had_less_get_more(self) -> None:
+        assert self.seconds(dict.fromkeys(self.LAWS, 5.0)) == dict.fromkeys(self.LAWS, 20.0)
+        assert self.seconds({"sound": 0.0, "busy": 10.0, "hanging": 20.0}) == {
+            "sound": 30.0,
+            "busy": 20.0,
+            "hanging": 10.0,
+        }
+
+    def test_one_that_has_had_more_than_its_share_gets_none_and_the_others_share_the_rest(self) -> None:
+        had = {"sound": 0.0, "busy": 10.0, "hanging": 120.0}
+        assert self.seconds(had) == {"sound": 35.0, "busy": 25.0, "hanging": 0.0}
+        assert self.seconds(had, left=5.0) == {"sound": 5.0, "busy": 0.0, "hanging": 0.0}
+
+    def test_shares_are_by_the_weight_of_turns(self) -> None:
+        had = {"sound": 2.0, "busy": 4.0}
+        found = [fair_seconds(name, 0.5, {"sound": 1.0, "busy": 2.0}, had, 30.0) for name in had]
+        assert found == [5.0, 10.0]
+
+    def test_every_process_knows_what_each_kernel_has_had(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 1000.0
+        monkeypatch.setattr("tests.harness.session.turns.time.time", lambda: now)
+        one, other = Shares(tmp_path / TURNS), Shares(tmp_path / TURNS)
+        with one.turn("early", 3.0):
+            now += 1.0
+        with one.turn("late", 3.0):
+            now += 3.0 + OVERRUN_SECONDS
+            assert other.had() == {"early": 3.0, "late": 3.0 + OVERRUN_SECONDS}
+            assert other.held_up() == set()
+            now += 1.0
+            assert other.held_up() == {"late"}
+        now += 100.0
+        assert other.had() == one.had() == {"early": 3.0, "late": 4.0 + OVERRUN_SECONDS}
+        assert other.held_up() == set()
+
+    def test_a_process_that_was_killed_holds_up_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shares = Shares(tmp_path / TURNS)
+        append_line(tmp_path / TURNS, {"process": 7, "turn": "k", "given": 3.0, "time": 0.0})
+        monkeypatch.setattr("tests.harness.session.turns.is_alive", lambda process: False)
+        assert (shares.had(), shares.held_up()) == ({"k": 3.0}, set())
+
+    def test_a_kernel_that_has_had_its_share_has_one_example_of_each_law_and_none_while_it_holds_up_another(
+        self, tmp_path: Path
+    ) -> None:
+        plan = SimpleNamespace(report_dir=tmp_path, workers=2, clock=Clock(60.0))
+        config = SimpleNamespace(stash=pytest.Stash())
+        turns = (Turn(0, 0, weight=1.0, last=False), Turn(1, 1, weight=1.0, last=True))
+        items: Any = [
+            SimpleNamespace(config=config, plan=plan, info=SimpleNamespace(name=name), turn=turn)
+            for turn in turns
+            for name in ("busy", "sound")
+        ]
+        config.stash[ORDER] = items
+        file = tmp_path / JOURNALS / TURNS
+        assert [share_of(item) for item in items] == [30.0, 30.0, 60.0, 60.0]
+        begun = {"process": os.getpid(), "turn": "busy", "given": 1.0, "time": time.time() - 200.0}
+        append_line(file, begun)
+        assert [share_of(item) for item in items] == [0.0, 60.0, 0.0, 60.0]
+        append_line(file, {"process": os.getpid(), "time": time.time()})
+        assert [share_of(item) for item in items] == [AN_EXAMPLE, 60.0, 0.0, 60.0]

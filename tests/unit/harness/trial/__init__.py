@@ -1,0 +1,1 @@
+"""Tests of one case on one kernel."""

@@ -1,0 +1,1 @@
+"""Tests of the program of the child process."""

@@ -1,0 +1,1 @@
+"""Tests of our kernels, of the contract, the registry and planted bugs."""

@@ -1,0 +1,1 @@
+"""Tests of cases and of the tensors that they describe."""

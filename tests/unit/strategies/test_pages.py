@@ -1,0 +1,85 @@
+"""A cache in pages holds the keys of each sequence, and what no sequence has can be told from them."""
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.case import Case
+from strategies.layouts import are_first_columns
+from strategies.pages import Pages, in_pages, one_page_each
+from tests.unit.support.running import exit_status, mended, script_of
+
+LENGTHS = (0, 17, 32, 40)
+PAGE_SIZE = 16
+SEEDS = range(20)
+CASE = Case(batch=3, heads_kv=2, seqlen_q=20, seqlen_k=70, dtype="float16")
+
+
+def drawn(seed: int) -> tuple[torch.Tensor, Pages]:
+    """Return keys of random numbers, and them in pages, with values that are their opposites."""
+    k = torch.randn(len(LENGTHS), 2, max(LENGTHS), 4, generator=torch.Generator().manual_seed(seed))
+    return k, in_pages(k, -k, LENGTHS, PAGE_SIZE, ["contiguous", "bnhd"], random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sequence_has_its_keys_but_for_first_pages_that_it_shares(seed: int) -> None:
+    given, pages = drawn(seed)
+    for b, length in enumerate(LENGTHS):
+        k, v = pages.of(b, length)
+        assert k.shape == (1, 2, length, 4)
+        assert torch.equal(v, -k)
+        own = [torch.equal(k[0, :, at], given[b, :, at]) for at in range(length)]
+        shared = own.index(True) if True in own else length
+        assert all(own[shared:])
+        assert shared % PAGE_SIZE == 0
+
+
+def test_tables_vary_in_what_a_kernel_may_take_for_granted() -> None:
+    pools = [drawn(seed)[1] for seed in SEEDS]
+    counts = [-(-length // PAGE_SIZE) for length in LENGTHS]
+    tables = [pages.block_table for pages in pools]
+    unused = [[int(x) for row, count in zip(t, counts, strict=True) for x in row[count:]] for t in tables]
+    assert {-1, 2**31 - 1} < {x for entries in unused for x in entries}
+    assert {t.is_contiguous() for t in tables} == {True, False}
+    assert {t.shape[1] - max(counts) for t in tables} == {0, 1, 2}
+    assert {len({int(t[1, 0]), int(t[2, 0]), int(t[3, 0])}) for t in tables} == {2, 3}
+    assert {bool(pages.k.isnan().any()) for pages in pools} == {True, False}
+    assert all(len(pages.k) > sum(counts) for pages in pools)
+
+
+def test_values_that_are_the_first_columns_of_keys_are_so_in_pages() -> None:
+    k = torch.randn(len(LENGTHS), 2, max(LENGTHS), 4, generator=torch.Generator().manual_seed(1))
+    v = k[..., :3]
+    for pages in (
+        one_page_each(k, v),
+        *(in_pages(k, v, LENGTHS, PAGE_SIZE, ["contiguous", "bnhd"], random.Random(seed)) for seed in SEEDS),
+    ):
+        assert are_first_columns(pages.v, pages.k)
+        assert pages.v.shape == (*pages.k.shape[:3], 3)
+    assert not are_first_columns(*(getattr(one_page_each(k, v.clone()), name) for name in "vk"))
+
+
+def test_a_script_has_the_table_with_its_rows_apart(tmp_path: Path) -> None:
+    spec = "tests.panel.planted_pages:ragged__rows_of_the_table_adjacent"
+    path = script_of(spec, ("ragged=paged",), "ragged", replace(CASE, ragged="paged"), tmp_path)
+    assert re.search(r"block_table=torch.tensor\(.*\).as_strided\(\(3, \d\), \(\d, 1\)\)", path.read_text())
+    assert exit_status(path, tmp_path) == 1
+
+
+def test_a_script_of_new_keys_exits_with_0_once_the_cache_is_right(tmp_path: Path) -> None:
+    spec = "tests.panel.planted_appended:ragged__one_row_cleared_behind"
+    path = script_of(spec, ("ragged=append",), "ragged", replace(CASE, ragged="append"), tmp_path)
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, spec, "tests.panel.appended:in_a_cache"), tmp_path) == 0
+
+
+def test_a_script_has_the_numbers_of_documents(tmp_path: Path) -> None:
+    spec = "tests.panel.planted_documents:ragged__documents_of_the_first_element"
+    path = script_of(spec, ("ragged=document",), "ragged", replace(CASE, ragged="document"), tmp_path)
+    assert "document_ids=torch.tensor(" in path.read_text()
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, spec, "tests.panel.documents:eager"), tmp_path) == 0

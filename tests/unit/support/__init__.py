@@ -1,0 +1,1 @@
+"""What tests have in common: toy kernels, stubs, and functions that run the suite."""
