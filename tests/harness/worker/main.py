@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # torch does so, with sympy, as it first computes a gradient
 from torch import Tensor
 
 from kernels import registry

@@ -74,9 +74,9 @@ def mended(path: Path, planted: str, sound: str) -> Path:
 
 
 def exit_status(path: Path, folder: Path) -> int:
-    """Return the exit status of a script run in a new process, forked from one that has imported torch already."""
+    """Return the exit status of a script run in a new process, forked from one that has imported what torch needs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["torch", "torch.fx.experimental.symbolic_shapes"])
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
     process = context.Process(target=run_in, args=(empty, path))
