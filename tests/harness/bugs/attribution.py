@@ -1,4 +1,4 @@
-"""Whether known bugs explain a failure: it must go away when any field that such a bug needs gets another value."""
+"""Attribute failures to known bugs: a bug explains a failure if changing any field in its conditions fixes it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,16 +37,16 @@ from tests.harness.symptoms import are_kindred, is_small, is_tiny, leaves_roundi
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_CHANGES = 4
-"""How often a failing case may be changed to one without the part that a bug explains, after which all are tried."""
+"""How many changed cases may start the list of known bugs afresh. After them, each bug left is tried once."""
 OF_FLOAT16 = 2.0**-11
-"""The largest relative error of a rounding to float16. Those to other formats of as few bits have a wide range."""
+"""The largest relative error of a rounding to float16. The other formats of few bits have a wide exponent range."""
 OTHER_NUMBERS = 8
-"""How many seeds are tried to see whether a case shows something that its own numbers may hide."""
+"""How many further seeds are tried to see whether a tensor is wrong that may be right by chance with one seed."""
 
 
 @dataclass(frozen=True)
 class FailingExample:
-    """A law that does not hold on a case, where ``ignored`` are the tensors that were not judged.
+    """A law that fails on a case. The tensors in ``ignored`` were not judged.
 
     ``sizes`` are the sizes, options and layouts of calls that differ from those of the case: see ``Trial.sizes``.
     """
@@ -60,7 +60,7 @@ class FailingExample:
 
 @dataclass
 class Outcome:
-    """What is left of a failure once known bugs have explained their part; ``rest`` is None if nothing is left."""
+    """What known bugs explain of a failure: ``blamed`` are these bugs, and ``rest`` is what fails besides, or None."""
 
     rest: FailingExample | None
     blamed: list[Bug] = field(default_factory=list)
@@ -69,18 +69,22 @@ class Outcome:
 def explain_by_known_bugs(
     broken: FailingExample, bugs: Sequence[Bug], run: Try, capabilities: Capabilities
 ) -> Outcome:
-    """Take out of a failure what known bugs explain.
+    """Return which known bugs explain a failure, and what failure is left.
 
-    A bug explains a failure if its tensors become right when any field that it needs gets another value. Lengths and
-    numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
-    another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
-    are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
-    A bug that makes out wrong does not explain what is wrong where out is right, one that shows with finite numbers
-    does not explain what NaN or infinity makes wrong, and one that only a law with numbers or tables of its own shows
-    does not explain what another law finds. A law that sets large scores in any case meets all bugs that need them.
+    For each bug that may be to blame (``_is_suspect``), bugs with most conditions first:
+
+    1. The failure must go away when any field in the bug's conditions gets another value. Example: a bug with the
+       conditions causal and group=2 explains a failure that both causal=False and group=1 fix.
+    2. Lengths and numbers are changed only if the bug has no other condition, since in a small case they matter by
+       chance.
+    3. If a change fixes the bug's tensors but others fail, a second bug is in the case. The search goes on in that
+       case.
+    4. Wrong tensors that the bug is not known to make wrong are judged by themselves. The bug explains them too if the
+       same changes fix them (``_spoils_also``); the bug in ``blamed`` then has them among its tensors. Else they are
+       left.
     """
     outcome, remembered = Outcome(broken), cache(run)
-    # Bugs that need most are the most particular, so they are tried first.
+    # A bug with more conditions is more specific, so it is tried first.
     left, passed = sorted(bugs, key=lambda bug: -len(bug.needs)), list[Bug]()
     visited = {broken.case}
     while left and outcome.rest is not None:
@@ -98,14 +102,24 @@ def explain_by_known_bugs(
             outcome.rest = cured.rest or rest
             passed.append(bug)
         if outcome.rest is not None and outcome.rest.case not in visited and len(visited) <= MOST_CHANGES:
-            # What does not explain a case may explain another one, in which it is all that is left.
+            # A bug that does not explain the old case may explain the changed one, where it is all that is left.
             left, passed = [*passed, *left], []
             visited.add(outcome.rest.case)
     return outcome
 
 
 def _is_suspect(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a bug may be to blame for a failure, by its law, by what is wrong, and by what makes it wrong."""
+    """Whether a bug may be to blame for a failure, before any of its conditions is changed.
+
+    It may not if
+
+    1. the law's calls can't have what the bug needs, as where only a law with tables of angles shows it;
+    2. kind or tensors differ: a bug of dk does not explain a wrong dv;
+    3. NaN in an input makes the failure, and the bug shows with finite numbers;
+    4. rows that see no key make NaN, and the bug makes wrong numbers;
+    5. scores are too small for the bug, unless the law itself makes them large;
+    6. the bug makes out wrong, and out is right.
+    """
     if not bug.may_show_under(broken.law):
         return False
     if not bug.could_break(broken.finding) or _is_of_nan(broken, bug, run):
@@ -119,17 +133,18 @@ def _is_suspect(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabi
 
 
 def _in_law(law: str, bug: Bug) -> Bug:
-    """Return the bug without a need of large scores, if a law sets these in any case."""
+    """Return the bug without its condition on scores, if the law makes scores large in every case."""
     are_set = "scores" in law_named(law).sets
     return replace(bug, needs=tuple(x for x in bug.needs if not (are_set and x.name == SCORES)))
 
 
 def _is_of_nan(broken: FailingExample, bug: Bug, run: Try) -> bool:
-    """Whether NaN or infinity in an input makes a failure, and not the numbers with which a bug is known to show.
+    """Whether NaN or infinity in an input makes a failure, and not a bug that is known to show with finite numbers.
 
-    A bug that needs certain numbers, and shows with finite ones, loses no NaN. Other numbers cure what it does, but
-    they take the NaN away as well, so that they do not tell. Any bug is in the case if its own law shows it there
-    without the NaN, or with ordinary numbers: of a dout of zeros, all gradients are 0. A large scale may hide it too.
+    1. A lost NaN is not due to a bug that needs special numbers, such as zeros in v: changing them removes the NaN as
+       well, so that the change would seem to prove the bug guilty.
+    2. Any other bug may be to blame if its own law still reports it after the NaN is removed, after all numbers are
+       made normal, or after sm_scale is made the default too. With dout of zeros, say, all gradients are 0 and hide it.
     """
     if not bug.lacks_nan_of(broken.case):
         return False
@@ -141,9 +156,9 @@ def _is_of_nan(broken: FailingExample, bug: Bug, run: Try) -> bool:
 
 
 def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
-    """Whether a law finds in any of the cases what a bug may have caused, if no tensor but its own is judged.
+    """Whether a law finds, in any of the cases, what a bug may have caused, if only the bug's tensors are judged.
 
-    For a bug that writes to an input all are judged, because a write is reported only where numbers are wrong.
+    For a bug that writes to an input all tensors are judged, because a write is reported only where numbers are wrong.
     """
     others = frozenset(OUTPUTS).difference({*bug.tensors}.intersection(OUTPUTS) or OUTPUTS)
     found = (run(law, case, others) for case in cases)
@@ -151,11 +166,14 @@ def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
 
 
 def _is_of_blind_rows(broken: FailingExample, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether rows that see no key make NaN or infinity in a failure, and not a bug that is known by wrong numbers.
+    """Whether rows that see no key make NaN or infinity in a failure, and not a bug that makes wrong finite numbers.
 
-    Other lengths that cure what the bug does may leave no such row either, so that they do not tell. Lengths that leave
-    none, and with which the bug still makes wrong numbers, tell that it makes no more than these. But where rows of lse
-    are mixed up, that of a blind row is one of the numbers.
+    Example: causal, 9 queries, 5 keys: rows 0 to 3 see no key, and 0 / 0 makes them NaN. Lengths that fix the bug may
+    also leave no such row, so that a fix by them proves nothing. So lengths are tried that have the bug's conditions
+    and let each row see a key: if numbers are wrong there but finite, the bug did not make the NaN.
+
+    If all that is not finite is -inf in lse, this may be the right lse of such a row in the wrong place, which a bug
+    that mixes up rows explains.
     """
     kinds, blind = (bug.failure.finding.kind, broken.finding.kind), value_of(broken.case, BLIND)
     if kinds != ("error", "nonfinite") or blind in (SEEN, value_of(bug.failure.case, BLIND)):
@@ -170,10 +188,11 @@ def _is_of_blind_rows(broken: FailingExample, bug: Bug, run: Try, capabilities: 
 
 
 def _is_of_other_scores(bug: Bug, law: str, case: Case, run: Try) -> bool:
-    """Whether the scores of a case can't show a bug, although ordinary ones would cure the case.
+    """Whether a case has scores that can't show a bug, although normal scores would fix the case.
 
-    With a scale of 0 all scores are 0. If they may be so by the numbers of q or k as well, it is not the scale that
-    shows.
+    Example: a bug that needs large scores does not explain a failure at sm_scale=0. If just one of the two cases has a
+    scale of 0, zeros in q or k are tried with the default scale instead. If the bug shows there too, the scale is not
+    what matters.
     """
     if bug.is_of_scores_in(case):
         return False
@@ -187,17 +206,18 @@ def _is_of_other_scores(bug: Bug, law: str, case: Case, run: Try) -> bool:
 
 @dataclass(frozen=True)
 class _Cured:
-    """Whether a bug explains its part of a failure.
-
-    ``rest`` is what fails after a field that the bug needs was changed.
-    """
+    """Whether changing a bug's conditions fixes a failure; ``rest`` is what fails in a changed case."""
 
     is_explained: bool
     rest: FailingExample | None = None
 
 
 def _without(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilities) -> _Cured:
-    """Change each field that the bug needs, and see whether the failure goes away."""
+    """Change each field in the bug's conditions, and see whether the failure goes away.
+
+    Only conditions that distinguish bugs are changed (``Condition.is_telling``), or all if the bug has no such
+    condition.
+    """
     telling = [need for need in bug.needs if need.is_telling]
     necessary = bug.needs if telling else [need for need in bug.needs if need.is_certain]
     if not all(need.is_met(broken.case) for need in necessary):
@@ -212,7 +232,7 @@ def _without(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilit
             left = None if finding is None else FailingExample(broken.law, changed, finding, broken.ignored)
             shows = finding is not None and bug.could_break(finding) and not _is_gone(bug, broken, finding)
             if finding is not None and finding.hides_numbers and not shows:
-                continue  # it tells nothing of what else is in the case
+                continue  # without numbers, it is not known whether the bug still shows
             if shows:
                 still = still or left
             else:
@@ -221,15 +241,16 @@ def _without(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilit
             if need.cures_by_all == shows:
                 break
         if not cured or (still and need.cures_by_all):
-            # Another length that still fails counts only if the case already has what the bug needs.
+            # A case of another length is where the search goes on only if this length may matter at all.
             return _Cured(False, still if is_present(need, broken.case) else None)
     return _Cured(True, other)
 
 
 def _is_gone(bug: Bug, broken: FailingExample, left: Finding) -> bool:
-    """Whether what a bug makes is gone from a failure, although something of another kind is left.
+    """Whether what the bug does is gone after a change, although the case still fails in another way.
 
-    That is wrong numbers where it makes NaN or infinity, or an error of roundings where it makes a large one.
+    1. The bug made NaN, and finite wrong numbers are left.
+    2. The bug made a large error, and one of rounding size is left.
     """
     kinds = bug.failure.finding.kind, broken.finding.kind, left.kind
     of_nan = kinds == ("nonfinite", "nonfinite", "error")
@@ -240,16 +261,17 @@ def _is_gone(bug: Bug, broken: FailingExample, left: Finding) -> bool:
 
 
 def _beside(bug: Bug, broken: FailingExample, run: Try) -> FailingExample | None:
-    """Return what is wrong in tensors that the bug is not known to spoil, judged without those that it spoils.
+    """Return the failure in tensors that the bug is not known to make wrong, with the bug's own tensors not judged.
 
-    NaN and infinity of out reach the gradients, which are then no bug of their own.
+    Example: a bug of dk explains a case in which dk and dv are wrong; this is the failure of dv. None is returned for
+    gradients that are not finite because out is not.
     """
     others = wrong_tensors(broken.finding) - set(bug.tensors)
     if bug.is_huge or broken.finding.kind not in NUMBERS or not others:
         return None
     ignored = broken.ignored | set(bug.tensors)
     finding = run(broken.law, broken.case, ignored)
-    # The case gave numbers before. A failure that hides them, such as a crash that is only expected, tells nothing.
+    # The case gave numbers before. A failure without numbers, such as a crash that is only predicted, says nothing.
     if finding is None or finding.hides_numbers:
         return None
     of_out = broken.finding.tensor == "out" and "out" in bug.tensors
@@ -261,12 +283,19 @@ def _beside(bug: Bug, broken: FailingExample, run: Try) -> FailingExample | None
 def _spoils_also(
     bug: Bug, beside: FailingExample, run: Try, capabilities: Capabilities, known: Collection[Bug]
 ) -> bool:
-    """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed.
+    """Whether a bug makes further tensors wrong, those of ``beside``.
 
-    Numbers may hide wrong tensors by chance, so several are tried: in a case that has no more than the bug needs, and
-    in one that lacks a needed field. A bug that makes out wrong does not make gradients wrong where out is right.
-    ``known`` are all known bugs: tensors that one of these makes wrong only in more rows are not this one's. There is
-    no gradient of a bias without one, so that a case which shows dbias keeps its bias.
+    It does if
+
+    1. it has a condition other than lengths, and one mistake may make all of these tensors wrong (``are_kindred``);
+    2. its own smallest case has them wrong too with normal numbers in more rows, where any tensor is wrong there at
+       all. Tensors are left out that a bug of ``known`` makes wrong only in more rows;
+    3. the case still fails in them with nothing but the bug's conditions left. A bias stays if dbias is wrong, since
+       there is no dbias without it;
+    4. changing any field in the bug's conditions fixes them;
+    5. the bug does not make out wrong, or no gradient of them is wrong at other lengths where out is right.
+
+    A tensor may be right by chance, so that cases are run with several seeds.
     """
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
@@ -299,10 +328,27 @@ def _spoils_also(
 
 
 def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: Collection[Bug] = ()) -> bool:
-    """Whether two bugs that were found separately are one, where ``others`` are the known bugs of the kernel.
+    """Whether two bugs that were found separately are duplicates; ``others`` are the known bugs of the kernel.
 
-    They are if what cures the smallest case of either cures the other's, unless they make other tensors wrong. A change
-    that brings a third bug into a case tells nothing.
+    The first rule that applies decides. Examples are of two bugs A and B.
+
+    1. Duplicates: both need huge strides, or one makes repeated calls differ and the other comes and goes.
+    2. Distinct: only one needs the arguments of its law, such as tables of angles.
+    3. Duplicates: A rounds most ordinary cases to float16, and B is an overflow of float16.
+    4. Duplicates: both are rounding errors that no ordinary case shows.
+    5. Duplicates: for both the same length matters by no tile size, as in a failure at 5, 9 and 12 keys but not at 6.
+    6. Distinct: kinds or tensors differ, or different tensors are wrong with normal numbers in more rows.
+    7. Distinct: A hides the NaN of an input, and B needs certain finite numbers and hides none.
+    8. Duplicates: A was found in tensors that were judged without those of B, and B makes them wrong too.
+    9. Distinct: the tensors differ, and both need lengths or numbers alone.
+    10. Duplicates: their records are alike (``Bug.is_like``), or both show at the same lengths.
+    11. Distinct: each has scores that can't show the other.
+    12. Duplicates: A needs no more than the large scores that its law sets, and B needs large scores.
+    13. Duplicates: A needs nothing but its dtype, and the smallest case of B shows it.
+    14. Distinct: the process ends, since each further run would end it again.
+    15. Duplicates: what fixes the smallest case of A fixes that of B, and the other way round. One way is enough if B
+        needs lengths alone and A shows from the same lengths on. A change that brings in a third bug counts for
+        nothing.
     """
     if (known.is_huge and bug.is_huge) or known.keeps_state_as(bug) or bug.keeps_state_as(known):
         return True
@@ -334,7 +380,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
             return True
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
             return True
-    if bug.failure.finding.ends_process:  # each run to make sure would end a process
+    if bug.failure.finding.ends_process:  # each further run would end a process
         return False
     cured = partial(_is_cured_as, run=run, capabilities=capabilities, others=third)
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
@@ -343,9 +389,9 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
 
 
 def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:
-    """Whether two bugs make errors of roundings that no ordinary case shows, and nothing is sure of what they need.
+    """Whether two bugs are rounding errors that no ordinary case shows, without a confirmed condition in either.
 
-    Numbers decide whether such roundings are seen, so that anything may seem to be needed.
+    Numbers decide whether such an error exceeds its bound, so that any field may seem to matter.
     """
     return all(
         is_small(bug.failure.finding)
@@ -356,14 +402,15 @@ def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:
 
 
 def _needs_of_no_rule(bug: Bug) -> set[str]:
-    """Return the lengths on which it depends by no tiles whether a bug shows; hardly two bugs do so by one length."""
+    """Return the lengths that decide whether a bug shows, but by no tile size. Two bugs hardly share such a length."""
     return {need.name for need in bug.needs if need.is_irregular}
 
 
 def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a bug hides the NaN of an input, and another one that needs certain finite numbers does not do that.
+    """Whether ``one`` hides the NaN of an input, and ``other``, which needs certain finite numbers, does not do that.
 
-    A bound for scores, say, does both. It shows in one row of two large scores as well.
+    A kernel that clamps scores does both: it turns NaN into a number, and makes a large score too small. So one row
+    with two large scores is run, 2^16 and 2^17 before sm_scale. If ``other`` shows there, it may be such a clamp.
     """
     f = one.failure
     if f.finding.of_nan != ("lost",) or not (other.needs_numbers and other.lacks_nan_of(f.case)):
@@ -382,16 +429,20 @@ def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilit
 
 
 def _differ_by_chance(one: Bug, other: Bug) -> bool:
-    """Whether two bugs have no tensor in common, and need lengths or numbers alone, which may cure any small case."""
+    """Whether two bugs that need lengths or numbers alone are not found by a tensor which both make wrong.
+
+    Other lengths or numbers may fix any small case, so that a common fix does not make them duplicates.
+    """
     found_by = {one.failure.finding.tensor, other.failure.finding.tensor}
     telling = any(need.is_telling for bug in (one, other) for need in bug.needs)
     return not telling and "" not in found_by and found_by.isdisjoint({*one.tensors} & {*other.tensors})
 
 
 def _begins_like(one: Bug, other: Bug) -> bool:
-    """Whether a bug may show another, which needs lengths alone, by a second way to trigger it.
+    """Whether ``one`` may be a second trigger of ``other``, which needs lengths alone.
 
-    The same tensors are wrong and, as far as the lengths that were tried tell, from the same lengths on.
+    ``one`` has further conditions, its tensors are among those of ``other``, and both show from the same length on.
+    Example: ``other`` holds with 64 keys and fails with 65; ``one`` needs causal too, holds with 60 and fails with 70.
     """
     begins = ({need.name: need.begins for need in bug.needs} for bug in (one, other))
     mine, others = begins
@@ -402,11 +453,15 @@ def _begins_like(one: Bug, other: Bug) -> bool:
 
 
 def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a bug is another one, found in tensors that were judged beside that one's own.
+    """Whether ``one`` is really ``other``, first noticed in tensors that ``other`` was not known to make wrong.
 
-    It needs all that the other bug needs, and is cured with it. Without what it seems to need in addition the other bug
-    still shows, and its own tensors are only not known to be wrong: the other bug makes them wrong elsewhere, or they
-    are wrong there with ordinary numbers, or all of out is NaN there, so that no gradient can be judged.
+    All of these must be true:
+
+    1. ``one`` was found while tensors of ``other`` were not judged.
+    2. ``one`` has all conditions of ``other``, and changing these fixes it.
+    3. Without the further conditions of ``one``, ``other`` still shows.
+    4. The tensors of ``one`` may be wrong there too: ``other`` makes one of them wrong elsewhere, or they are wrong
+       with normal numbers in more rows, or all of out is NaN, so that no gradient can be judged.
     """
     f, spoiled = one.failure, {*other.tensors}
     mine, others = ({need.name: need for need in bug.needs} for bug in (one, other))
@@ -430,18 +485,24 @@ def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities)
 
 
 def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether the other bug's smallest case shows this one, which needs nothing but its dtype."""
+    """Whether ``one`` (no condition but dtype) already explains the smallest case of ``other``.
+
+    1. ``one`` shows in every ordinary case, and makes the tensor wrong by which ``other`` was found. If both are
+       rounding errors, it does. If ``other`` has a condition besides lengths, numbers and dtype, it does not. Else, if
+       ``one`` is a rounding error, normal numbers must leave no more than a rounding error of ``other``.
+    2. Both are rounding errors, and ``one`` needs a dtype. It does if changing that fixes the case.
+    """
     f = other.failure
     are_roundings = is_small(one.failure.finding) and is_small(f.finding)
     if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
-        # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
+        # In a small case lengths and numbers may matter by chance; where errors are small, any field may.
         if are_roundings or any(need.is_telling for need in other.needs):
             return are_roundings
-        # A large error of roundings is one of few numbers, so ordinary ones make it small.
+        # A rounding error is large if few numbers are not 0. Normal numbers make it small.
         ordinary = run(f.law, with_no_more_than(SIMPLEST, f.case), f.ignored)
         return not is_small(one.failure.finding) or ordinary is None or is_small(ordinary)
-    # In other dtypes it depends on the numbers whether the same roundings show, so that ordinary ones may hold there.
-    # Where these do, what shows is imprecise if a less precise design explains it; any other bug may make small errors.
+    # In other dtypes the same rounding may stay below its bound with normal numbers. If no ordinary case shows
+    # ``other`` and a less precise design explains it, it is such a rounding. Else it may be any bug of small errors.
     is_imprecise = f.finding.explained_by and not other.severity.shown
     if not are_roundings or not one.needs or not (one.is_met(f.case) or is_imprecise):
         return False
@@ -450,10 +511,10 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 
 
 def _rounds_also(one: Bug, other: Bug) -> bool:
-    """Whether the other bug shows the ends of the range of a format to which this one rounds ordinary numbers.
+    """Whether ``other`` shows the ends of the range of a format to which ``one`` rounds normal numbers.
 
-    It is enough that most ordinary cases show these roundings, since it depends on the numbers whether one does.
-    Gradients follow from out, or from the weights that it is made of.
+    Example: ``one`` rounds the weights to float16 in most ordinary cases; ``other`` turns a weight of 2^-30 into 0.
+    Most cases suffice, since it depends on the numbers whether a rounding error exceeds its bound.
     """
     s = one.severity
     is_usual = one.needs_no_more_than_dtype and not one.needs_own_numbers and 2 * s.shown > s.tried >= ENOUGH
@@ -464,10 +525,10 @@ def _rounds_also(one: Bug, other: Bug) -> bool:
 
 
 def _is_of_range(bug: Bug) -> bool:
-    """Whether only certain numbers show errors of the ends of a format's range: large, of a tiny number, or a lost one.
+    """Whether a bug shows only for numbers at the ends of a format's range: large, tiny, or lost by being set to 0.
 
-    Such a format rounds ordinary numbers as well. A weight is tiny by any scale above the default one, and with
-    any lengths but one key, whose weight is 1.
+    Such a format rounds normal numbers as well. Weights are tiny with any sm_scale above the default, whatever the
+    lengths are, unless there is one key, whose weight is 1.
     """
     mine, default = bug.failure.finding, replace(bug.failure.case, sm_scale=None).scale
     of_tiny = is_tiny(mine, "float16")
@@ -480,14 +541,14 @@ def _is_of_range(bug: Bug) -> bool:
 
 
 def _is_of_float16(bug: Bug) -> bool:
-    """Whether roundings are no larger than those to float16, the only format of a kernel with a narrow range."""
+    """Whether an error is no larger than a rounding to float16, the only format in kernels with a narrow range."""
     return float(bug.failure.finding.relative or 0.0) <= OF_FLOAT16
 
 
 def _is_overflow(bug: Bug) -> bool:
     """Whether only large numbers of v and dout make gradients NaN or infinite, as their products do in float16.
 
-    Large scores make NaN by other mistakes too.
+    A bug that needs large scores is no overflow of this kind: other mistakes make NaN of large scores too.
     """
     names = {need.name for need in bug.needs} - {*LENGTHS}
     of_products = bool(names) and names <= {"v_values", "dout_values"}
@@ -502,10 +563,13 @@ def _is_overflow(bug: Bug) -> bool:
 def _is_cured_as(
     one: Bug, other: Bug, run: Try, capabilities: Capabilities, others: Collection[Bug] = ()
 ) -> bool:
-    """Whether changes that cure the other bug cure the smallest case of this one.
+    """Whether changes that fix ``other`` fix the smallest case of ``one``.
 
-    All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough. If no
-    need of this bug is known, only those needs of the other one must cure it that are certain.
+    1. All conditions of ``other`` that distinguish bugs must fix it, such as causal and group; a condition is left out
+       if its change brings in a bug of ``others``.
+    2. If there is no such condition, any of its lengths, numbers or dtypes is enough.
+    3. If no condition of ``one`` is known, the confirmed ones of ``other`` must fix it, or all of rule 1 if none is.
+    4. If no condition of ``other`` is known, kind and tensor of the failure decide.
     """
     f = one.failure
 
@@ -514,7 +578,7 @@ def _is_cured_as(
         absent = (x for x in others if x.could_break(f.finding) and not x.is_met(f.case))
         return bool(changed) and any(all(map(x.is_met, changed)) for x in absent)
 
-    if not other.needs:  # as far as is known; tensors that it is not known to spoil may be another bug's
+    if not other.needs:  # no known condition; tensors that it is not known to make wrong may be another bug's
         return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
     telling = [need for need in other.needs if need.is_telling and not brings_in_another(need)]
     if not one.needs:
@@ -528,28 +592,28 @@ def _is_cured_as(
 
 
 def _as_in(bug: Bug, need: Condition) -> Condition:
-    """Return the need; if it is of a large sm_scale and this bug needs large scores instead, return that need."""
+    """Return a condition of another bug in the terms of this one: a large sm_scale becomes this bug's large scores."""
     if not _is_large_scale(need):
         return need
     return next((mine for mine in bug.needs if mine.name == SCORES), need)
 
 
 def _is_large_scale(need: Condition) -> bool:
-    """Whether sm_scale matters by making large scores, which one no larger than a scale that holds does not do."""
+    """Whether a condition is an sm_scale larger than every scale that holds: it matters by making large scores."""
     held = need.holds if need.name == "sm_scale" else ()
     return _is_scale_above(max((abs(x or 0.0) for x in held), default=0.0), need)
 
 
 def _is_scale_above(least: float, need: Condition) -> bool:
-    """Whether sm_scale matters, and is larger than ``least`` or, if it is negative, smaller than ``-least``."""
+    """Whether a condition is an sm_scale of a size above ``least``, such as -3.0 above 1.0."""
     return need.name == "sm_scale" and abs(need.fails[0] or 0.0) > least
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:
-    """Whether a case shows a bug again: under its law, in its tensors, and with NaN or infinity if it made these."""
+    """Whether a case shows a bug again: by its law, in its tensors, and not finite if the bug made NaN or infinity."""
     finding, mine = run(bug.failure.law, case, frozenset()), bug.failure.finding
     if finding is None or not bug.could_break(finding) or leaves_roundings(mine, finding):
         return False
     if finding.explained_by and not (mine.explained_by or is_small(mine)):
-        return False  # what is left is less precise, as another bug may make it
+        return False  # the error left is that of a less precise design, which may be another bug
     return mine.kind != "nonfinite" or finding.kind == mine.kind

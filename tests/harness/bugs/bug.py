@@ -1,4 +1,4 @@
-"""A bug: its smallest case, what it needs, the tensors that it makes wrong, how bad it is, and where it showed."""
+"""A bug: its smallest case, its conditions, the tensors that it makes wrong, how bad it is, and where it showed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,18 +28,18 @@ from tests.harness.symptoms import are_kindred, is_flushed, is_small, wrong_tens
 from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
-"""A length below this is not taken for that of a tile."""
+"""A length below this is not taken for the rows of a tile."""
 
 ONE_ABOVE = "one above a multiple of"
-"""The lengths that show a bug which leaves out a last tile of a single row or key."""
+"""Lengths such as 65 and 129 for tiles of 64: they show a bug that leaves out a last tile of a single row or key."""
 BEYOND = "above and no multiple of"
-"""The lengths that show a bug of the last tile, if that is not full and other tiles come before it."""
+"""Lengths such as 65 to 127 for tiles of 64: they show a bug of a last tile that is not full and not the only one."""
 
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
 FEW_CRASHES = 3
-"""So many are run, and are enough, if each ends a process."""
+"""So many ordinary cases are run, and are enough, of a bug that ends the process each time."""
 
 MOST_CASES = 200
 """The most failing cases of a bug that are kept, so that other claims can be tried on them."""
@@ -47,10 +47,11 @@ MOST_CASES = 200
 
 @dataclass(frozen=True)
 class Condition:
-    """A field that must have a certain value for a bug to show; ``name`` is that of a feature of a case.
+    """A feature of a case that must have a certain value for a bug to show, such as causal=True.
 
     ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
-    With ``is_certain``, ordinary numbers in many rows have confirmed the need.
+    For a bug of long sequences these are, say, seqlen_k (65, 100) and (64, 32). ``is_certain`` says that normal numbers
+    in many rows have confirmed the condition.
     """
 
     name: str
@@ -60,12 +61,12 @@ class Condition:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the field has many values, of which only few were tried."""
+        """Whether the field has many values, of which only few were tried: a length, or the numbers of a tensor."""
         return self.name in LENGTHS or self.name in VALUES_OF
 
     @property
     def is_telling(self) -> bool:
-        """Whether the field tells one bug from another.
+        """Whether the condition distinguishes bugs, as causal=True does.
 
         Lengths, numbers and the dtype do not, because they may matter in a small case by chance.
         """
@@ -73,26 +74,30 @@ class Condition:
 
     @property
     def is_irregular(self) -> bool:
-        """Whether some lengths fail and others hold, although no end of a tile lies between them."""
+        """Whether some lengths fail and others hold by no tile size, as in failures at 5, 9 and 12 but not at 6."""
         return self.name in LENGTHS and self.is_certain and len(self.fails) > 1
 
     @property
     def is_of_parts(self) -> bool:
-        """Whether a part of a case may have what the case itself has not."""
+        """Whether part of a case may have what the case itself lacks, as one slice of several is one slice alone."""
         return feature(self.name).is_of_parts
 
     @property
     def cures_by_all(self) -> bool:
-        """Whether all other values must cure a case: of equal lengths, short ones may cure it by being short."""
+        """Whether every other value must fix the case: two short lengths that are equal may fix it by being short."""
         return self.name == UNEQUAL
 
     @property
     def side(self) -> tuple[str, int] | None:
-        """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
+        """The rule by which lengths fail, such as ("above", 64); None if none fits, or if no length holds.
 
-        They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length or,
-        if that is certain, ``ONE_ABOVE`` or ``BEYOND`` one. It is unknown if lengths fail by no such rule, or if none
-        is known to hold.
+        The first rule that fits is returned. With tiles of 64:
+
+        1. ("above", 64): all that hold are below all that fail.
+        2. ("no multiple of", 64): all that hold are multiples of the shortest one, and none that fails is.
+        3. ("below", 64): all that fail are below all that hold.
+        4. (``BEYOND``, 64) or (``ONE_ABOVE``, 64), if the condition is confirmed: the smallest case is such a length,
+           and no length that holds is.
         """
         if self.name not in LENGTHS or self.is_irregular or not self.holds:
             return None
@@ -112,26 +117,26 @@ class Condition:
         return None
 
     def _is_side(self, side: tuple[str, int]) -> bool:
-        """Whether ``side`` may be this one: the failing length lies on it, and no length that holds does."""
+        """Whether a rule fits: the length of the smallest case fails by it, and no length that holds does."""
         return _is_on(self.fails[0], side) and not any(_is_on(x, side) for x in self.holds)
 
     @property
     def begins(self) -> tuple[int, int] | None:
-        """The last length below the smallest case's that holds, and that case's; None if it is no length or none holds.
+        """The length of the smallest case after the longest one below it that holds, such as (64, 65); else None.
 
-        A length of 0 tells nothing, as nothing is wrong in an empty tensor.
+        A length of 0 does not count, as nothing can be wrong in an empty tensor.
         """
         below = [x for x in self.holds if 0 < x < self.fails[0]] if self.name in LENGTHS else []
         return (max(below), self.fails[0]) if below else None
 
     def seen_with(self, value: Any) -> "Condition":
-        """Return the need after the bug was seen with another value."""
+        """Return the condition after the bug was seen with another value, which then counts as one that fails."""
         return replace(self, fails=(*self.fails, value), holds=tuple(x for x in self.holds if x != value))
 
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it.
 
-        Where other sizes decide which lengths fail, any length may show it.
+        Where lengths fail by no tile size, any length may show it.
         """
         if self.is_irregular:
             return True
@@ -142,7 +147,7 @@ class Condition:
 
 
 def _is_on(length: int, side: tuple[str, int]) -> bool:
-    """Whether a length is one at which a bug shows, by a rule such as ("above", 32): see ``Need.side``."""
+    """Whether a bug shows at a length by a rule such as ("above", 32): see ``Condition.side``."""
     match side:
         case "above", tile:
             return length > tile
@@ -157,9 +162,9 @@ def _is_on(length: int, side: tuple[str, int]) -> bool:
 
 @dataclass(frozen=True)
 class Severity:
-    """How bad a bug is: it showed in ``shown`` of ``tried`` ordinary cases; both are 0 if a search was cut short.
+    """How often a bug shows in ordinary cases: ``shown`` of ``tried``; both are 0 if the search was cut short.
 
-    ``missed`` of those that did not show it have all that it is known to need, so it needs something else as well.
+    ``missed`` is how many of those that did not show it meet all of its conditions: it must have a further one.
     """
 
     shown: int = 0
@@ -168,7 +173,7 @@ class Severity:
 
     @property
     def share(self) -> float | None:
-        """The share of ordinary cases in which it shows."""
+        """The share of ordinary cases in which the bug shows."""
         return self.shown / self.tried if self.tried else None
 
 
@@ -179,10 +184,10 @@ class Bug:
     Attributes:
         failure: its smallest case, as it is reported.
         tensors: all tensors that are wrong because of it; none if its failure names no tensor.
-        needs: the fields without which it does not show; none if it always shows.
+        needs: its conditions, without any of which it does not show; none if it always shows.
         severity: how often ordinary cases show it.
         offers: claims under which its failing cases hold, or that exclude them.
-        by_numbers: whether other ordinary numbers cure an ordinary case that shows it, so that its numbers decide.
+        by_numbers: whether another seed fixes an ordinary case that shows it, so that the numbers decide.
     """
 
     failure: Failure
@@ -199,28 +204,28 @@ class Bug:
 
     @property
     def is_huge(self) -> bool:
-        """Whether it needs huge strides. Everything that these break counts as one bug."""
+        """Whether it needs huge strides. All that fails with huge strides counts as one bug."""
         return any(need.name == HUGE for need in self.needs)
 
     @property
     def may_spoil(self) -> set[str]:
-        """The tensors that it makes wrong, and the gradients if out is among these, as they follow from it."""
+        """The tensors that it makes wrong, and the gradients if out is among these, as they follow from out."""
         return {*self.tensors, *(GRADIENTS if "out" in self.tensors else ())}
 
     @property
     def needs_no_more_than_dtype(self) -> bool:
-        """Whether nothing but the dtype is known to decide whether it shows."""
+        """Whether nothing but the dtype is known to decide whether the bug shows."""
         return all(need.name == "dtype" for need in self.needs)
 
     @property
     def fields_needed(self) -> set[str]:
-        """The names of the fields that it needs, and of those that they follow from, as unequal lengths from both."""
+        """The features in its conditions, and the fields that make them up: unequal lengths are of both lengths."""
         names = {need.name for need in self.needs}
         return names | made_of(names)
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it shows in every case of the dtypes that it needs, judged by the ordinary ones."""
+        """Whether it shows in every case of its dtypes, to judge by the ordinary cases."""
         s, enough = self.severity, FEW_CRASHES if self.failure.finding.ends_process else ENOUGH
         is_of_own_calls = self.needs_own_numbers or self.needs_arguments_of
         return self.needs_no_more_than_dtype and s.shown == s.tried >= enough and not is_of_own_calls
@@ -233,39 +238,43 @@ class Bug:
 
     @property
     def needs_own_numbers(self) -> bool:
-        """Whether nothing is known to decide whether it shows but the numbers that its law sets in every case."""
+        """Whether it has no condition that distinguishes bugs, and was found by a law that sets its own numbers."""
         sets_numbers = "numbers" in law_named(self.failure.law).sets
         return sets_numbers and not any(need.is_telling for need in self.needs)
 
     def may_show_under(self, law: str) -> bool:
-        """Whether calls of a law may have what the bug needs, if that is more than fields of a case."""
+        """Whether a law's calls may show the bug: not if it depends on arguments or numbers of its own law alone."""
         return law == self.failure.law or not (self.needs_own_numbers or self.needs_arguments_of)
 
     @property
     def needs_numbers(self) -> bool:
-        """Whether it needs special numbers, so that it does not show with ordinary ones."""
+        """Whether it needs special numbers, such as large scores, so that normal ones do not show it."""
         return any(need.name in (*VALUES_OF, SCORES, NAN) for need in self.needs)
 
     @property
     def is_flush(self) -> bool:
-        """Whether a number smaller than those of full precision has become 0."""
+        """Whether it turns a number smaller than the smallest normal one of the dtype into 0."""
         return is_flushed(self.failure.finding, self.failure.case.dtype)
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether it makes small errors in some ordinary cases only, so that their numbers decide where it shows."""
+        """Whether it makes rounding errors in some ordinary cases only, so that their numbers decide where it shows."""
         s = self.severity
         return is_small(self.failure.finding) and s.shown < s.tried
 
     def is_met(self, case: Case) -> bool:
-        """Whether a case has all that the bug needs."""
+        """Whether a case meets all of the bug's conditions."""
         return all(need.is_met(case) for need in self.needs)
 
     def is_of_scores_in(self, case: Case) -> bool:
-        """Whether the scores of a case may show the bug, as far as what it needs of them says.
+        """Whether the scores of a case may show the bug, to judge by its conditions and its smallest case.
 
-        A bug that needs large scores was not seen with scores that are no larger than ordinary ones. One that needs
-        an sm_scale, and not any but the default, was not seen with a scale of 0. Its smallest case may be like this.
+        They may not if
+
+        1. the bug needs special scores, and those of the case are no larger than normal ones, but those of its smallest
+           case are;
+        2. the bug needs an sm_scale, not just any that is not the default, and one of the two cases, not both, has a
+           scale of 0.
         """
         own = self.failure.case
         is_small = has_small_scores(case) and not has_small_scores(own)
@@ -286,23 +295,24 @@ class Bug:
         return finding if finding.ends_process and self.needs and self.is_met(case) else None
 
     def ends_parts(self, finding: Finding) -> bool:
-        """Whether it may have ended the process in a law that calls the kernel with parts of a case.
+        """Whether the bug may have ended the process in a law that calls the kernel with parts of a case.
 
-        It ends the process in the same words, and needs only sizes, which such a part may have whatever the case has.
+        It ends the process in the same words, and its conditions are on sizes alone, which a part may have when the
+        case does not: half of 130 queries meets "below 100".
         """
         is_of_sizes = bool(self.needs) and all(need.is_of_parts for need in self.needs)
         return is_of_sizes and self.ends_as(finding)
 
     def ends_as(self, finding: Finding) -> bool:
-        """Whether it ends the process in the same words as a finding."""
+        """Whether the bug ends the process in the same words as a finding."""
         mine = self.failure.finding
         return mine.ends_process and mine.claim == finding.claim
 
     def could_break(self, finding: Finding) -> bool:
-        """Whether the bug can be blamed for a failure, by the kind of failure and by its tensors.
+        """Whether the bug can be blamed for a failure, by its kind and by its tensors.
 
-        An exception that is raised elsewhere is another one: each line that checks its arguments is told. So is what
-        breaks the contract in other words.
+        An exception raised at another line of the kernel is another bug, since each check of arguments raises its own.
+        So is a breach of the contract in other words.
         """
         if self.is_huge:
             return True
@@ -312,7 +322,7 @@ class Bug:
         return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
 
     def is_kin(self, other: "Bug") -> bool:
-        """Whether both can be one bug, by the kind of their failures and by the tensors that are wrong."""
+        """Whether two bugs can be duplicates, by the kinds of their failures and by their wrong tensors."""
         mine, theirs = self.failure.finding, other.failure.finding
         if not mine.is_akin(theirs):
             return False
@@ -320,16 +330,16 @@ class Bug:
 
     @property
     def always_differs_between(self) -> tuple[str, ...]:
-        """What its law compares, if numbers differ there whatever is called, as far as known; else nothing."""
+        """What calls its law compares, if they differ in every case as far as known, as ("repeats",); else nothing."""
         is_always = self.failure.finding.kind in NUMBERS and not any(need.is_telling for need in self.needs)
         return law_named(self.failure.law).compares if is_always else ()
 
     def keeps_state_as(self, other: "Bug") -> bool:
-        """Whether this bug makes repeated calls differ, and the other one does so too or comes and goes.
+        """Whether this bug makes repeated calls differ, and ``other`` does so too or comes and goes.
 
-        What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. If this bug
-        was found by such a law, it explains a failure that comes and goes in tensors that it may spoil, in a case that
-        has what it needs.
+        What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So a
+        failure that comes and goes is this bug if the case meets its conditions and all wrong tensors are among those
+        it may make wrong.
         """
         theirs = other.failure.finding
         if "repeats" in self.always_differs_between and other.always_differs_between:
@@ -340,17 +350,26 @@ class Bug:
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil
 
     def is_like(self, other: "Bug") -> bool:
-        """Whether both are one bug, to judge by their records alone.
+        """Whether two bugs are duplicates, to judge by their records alone.
 
-        They are if they need the same fields and the case of each meets the needs of both, or has a length that is
-        equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
-        among the wrong ones of the other; or if the same exception, whatever its numbers, was raised at the same line,
-        or the contract is broken in the same words; or if both end the process and have a need in common, or end it in
-        the same words and one does so in every case or neither needs anything. They are also one if numbers decide
-        whether they show: in ordinary cases, or, in the same tensor and dtype, if both make tiny numbers 0, or small
-        errors that few cases show. What seems to matter beside the numbers does so by accident. What comes and goes in
-        a kernel counts as one bug, since nothing tells what it needs, and is one with what makes repeats of any call
-        differ in the same tensors.
+        The first rule that applies decides:
+
+        1. Duplicates: one makes repeated calls differ, and the other does so too or comes and goes
+           (``keeps_state_as``).
+        2. A failure that comes and goes: duplicates if the tensors are related, as nothing tells its conditions.
+        3. Duplicates: the same exception at the same line, whatever its numbers, or the contract broken in the same
+           words.
+        4. Distinct: kinds or tensors differ, or only one of them needs the arguments that its law adds.
+        5. Both end the process: duplicates if they share a condition, or end it in the same words and one of them
+           always does or neither has a condition.
+        6. Duplicates: for both another seed fixes an ordinary case, so that numbers decide.
+        7. Duplicates: in the same tensor and dtype, both turn tiny numbers into 0, or both make rounding errors that
+           only some ordinary cases show. Their conditions matter by chance.
+        8. Distinct: their conditions are on different fields.
+        9. Neither has a condition: duplicates if each makes the tensor wrong by which the other was found.
+        10. Duplicates: both need head_dim and a length, which is equal to head_dim in both smallest cases.
+        11. Duplicates: each smallest case meets the conditions of both bugs, and one is more than lengths, numbers or
+            dtype.
         """
         if self.keeps_state_as(other) or other.keeps_state_as(self):
             return True
@@ -383,13 +402,13 @@ class Bug:
         return self.needs_the_same(other) and any(x.is_telling for x in self.needs)
 
     def needs_the_same(self, other: "Bug") -> bool:
-        """Whether both need the same fields, and the smallest case of each has what both need."""
+        """Whether both have conditions on the same fields, and each smallest case meets those of both."""
         both = (self, other)
         mine, theirs = ({need.name for need in bug.needs} for bug in both)
         return mine == theirs and all(bug.is_met(x.failure.case) for bug in both for x in both)
 
     def _ends_like(self, other: "Bug") -> bool:
-        """Whether two bugs that end the process are one: what is known of their needs does not tell them apart."""
+        """Whether two bugs that end the process are duplicates: see rule 5 of ``is_like``."""
         if not self.fields_needed.isdisjoint(other.fields_needed):
             return True
         of_nothing = not (self.needs or other.needs)
@@ -397,7 +416,7 @@ class Bug:
         return self.ends_as(other.failure.finding) and (of_nothing or always)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON, without what only the report needs; of the explanation it has the causes."""
+        """Return a record for JSON, without what only the report needs. Of the explanation it has the causes."""
         f = self.failure
         return {
             "kernel": f.kernel,
@@ -439,18 +458,24 @@ class Bug:
 
 
 def in_parts(bug: Bug) -> Bug:
-    """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
+    """Return the bug without conditions on sizes, since a law may call the kernel with parts of a case, of any sizes.
+
+    A bug that has no other conditions keeps these.
+    """
     needs = tuple(need for need in bug.needs if not need.is_of_parts)
     return replace(bug, needs=needs or bug.needs)
 
 
 def met_again(known: Bug, again: Bug) -> Bug:
-    """Return a known bug after it was found again.
+    """Return a known bug after it was found again, with the tensors of both finds.
 
-    It has the tensors of both, and only those needs that are certain or that the second case meets. If none is left,
-    lengths stay a need as long as some hold, since a bug that needs nothing would explain whatever is wrong in its
-    tensors. Roundings keep their need of a dtype, because in others they show with some numbers alone. If nothing would
-    be left of a bug that some ordinary cases do not show, it keeps its needs.
+    Which conditions are left:
+
+    1. Those that are confirmed or that the second case meets.
+    2. For a rounding error, also the one on the dtype: other dtypes show it with some numbers alone.
+    3. If none is left, those on lengths, as long as some length holds: a bug without conditions would explain any
+       failure in its tensors.
+    4. If none is left and some ordinary cases do not show the bug, all that it had.
     """
     case = again.failure.case
     needs = [need for need in known.needs if need.is_certain or need.is_met(case)]
@@ -474,8 +499,8 @@ def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:
 class Occurrences:
     """Where a bug showed: the number of failing examples by law, dtype and worst tensor, and some of their cases.
 
-    A sighting is a law that fails on a case as it was drawn. Smaller cases tried while shrinking do not count; they are
-    in ``shrunk``, because a claim under which one of them fails is not true.
+    An example is a law that fails on a case as it was drawn. Smaller cases tried while shrinking do not count; they are
+    kept in ``shrunk``, because a claim is offered only if it explains them too.
     """
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -493,17 +518,17 @@ class Occurrences:
         _keep([(law, case)], self.cases)
 
     def keep(self, cases: Iterable[tuple[str, Case]]) -> None:
-        """Keep failing cases that were met while one was shrunk."""
+        """Keep failing cases that were tried while a case was shrunk."""
         _keep(cases, self.shrunk)
 
     def merge(self, other: "Occurrences") -> None:
-        """Add the sightings of another item or process."""
+        """Add the occurrences of another item or process."""
         self.counts.update(other.counts)
         _keep(other.cases, self.cases)
         _keep(other.shrunk, self.shrunk)
 
     def names(self, place: int) -> tuple[str, ...]:
-        """Return the laws (place 0), dtypes (1) or tensors (2), the one with the most failures first."""
+        """Return the laws (place 0), dtypes (1) or tensors (2), those with the most failures first."""
         counts = Counter(key[place] for key in self.counts.elements() if key[place])
         return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
@@ -517,7 +542,7 @@ class Occurrences:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Occurrences":
-        """Make sightings from what ``to_dict`` returned, also after JSON."""
+        """Make occurrences from what ``to_dict`` returned, also after JSON."""
         counts = Counter({(law, dtype, tensor): count for law, dtype, tensor, count in fields["counts"]})
         cases, shrunk = (
             [(law, from_json(case)) for law, case in fields[name]] for name in ("cases", "shrunk")
@@ -526,7 +551,7 @@ class Occurrences:
 
 
 def _keep(cases: Iterable[tuple[str, Case]], kept: list[tuple[str, Case]]) -> None:
-    """Add cases to those that are kept, up to ``MOST_CASES``."""
+    """Add cases to those kept, up to ``MOST_CASES``."""
     for case in cases:
         if len(kept) < MOST_CASES and case not in kept:
             kept.append(case)
