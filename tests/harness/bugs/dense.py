@@ -1,8 +1,8 @@
-"""What a bug shows with ordinary numbers, which tells bugs apart that small cases do not.
+"""What a bug shows in dense cases, of normal numbers in many rows: they distinguish bugs that small cases do not.
 
 In the smallest case of a bug most numbers are 0, so that a wrong result may be right by chance, and the length from
-which on the bug shows follows from the few others as well as from the kernel's tiles. With ordinary numbers in many
-rows it follows from the tiles alone.
+which on the bug shows depends on these few numbers as well as on the kernel's tiles. In a dense case it depends on the
+tiles alone.
 """
 
 import random
@@ -29,44 +29,49 @@ from tests.harness.symptoms import is_small, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding
 
 LONGER = 64
-"""Rows and keys that a case gets more of: with few, what a wrong forward returns may be right by chance."""
+"""Rows and keys that are added to a case: with few, the output of a wrong forward may be right by chance."""
 FEWEST = 8
-"""With so many rows and keys of ordinary numbers, what a wrong forward returns is hardly right by chance."""
+"""With at least this many rows and keys of normal numbers, the output of a wrong forward is hardly right by chance."""
 
 ELSEWHERE = ((129, 7), (7, 129), (129, 129), (15, 3), (3, 15))
-"""Numbers of rows and keys at which two bugs may be told apart: fewer than any tile has, or more. None fills its tiles,
-so that a bug shows in both passes of a kernel whose tiles are of other sizes.
+"""Numbers of rows and keys at which it is tried whether gradients are wrong where out is right: fewer than any tile
+has, or more. None fills its tiles, so that a bug shows in both passes of a kernel whose tiles are of other sizes.
 """
 
 ORDINARY = 20
-"""How many are tried: enough to tell a bug that shows in every case from one that shows in few."""
+"""How many ordinary cases are tried: enough to distinguish a bug that shows in all of them from one that shows in few.
+"""
 
 TILE = 64
 ORDINARY_LENGTHS = {
     "cpu": (TILE - 1, TILE, TILE + 1, 2 * TILE, 100, 16, 150),
     "cuda": (TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 16, 128, 300),
 }
-"""Lengths by device type: whole tiles, one row more or less, lengths between, and one that fits into any tile."""
+"""Lengths by device type: whole tiles, one row more or less, lengths between, and 16, which fits into any tile."""
 COMMON_HEAD_DIMS = (64, 128, 32)
 SEED = 17
 
 TILES = (32, 64, 128)
-"""Lengths at which a kernel's last tile may be full, whatever its tiles are."""
+"""Lengths at which a kernel's last tile may be full, whatever the size of its tiles."""
 MOST_LENGTHS = 14
-"""How many lengths are tried at most, the shortest ones first."""
+"""How many lengths are tried at most, the shortest first."""
 
 
 def are_apart(
     one: Bug, other: Bug, run: Try, capabilities: Capabilities, third: Collection[Bug] = ()
 ) -> bool:
-    """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
+    """Whether different tensors are wrong in the smallest cases of two bugs, with normal numbers in more rows.
 
-    They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
-    both and the tensor that one was found by is right in the other. If out is wrong in both although one was found by a
-    gradient alone, they do if that gradient is wrong at other lengths where out and lse are right.
+    The first rule that applies decides:
 
-    Tensors of a bug of ``third`` that shows only after rows were added tell nothing. Neither does a wrong out, if the
-    bug was found while out was not judged, because another bug is known to make it wrong.
+    1. Not known to be apart, if in either case nothing is wrong.
+    2. If out is wrong in both: apart only if one bug was found by gradients alone, and at other lengths these are wrong
+       where out and lse are right.
+    3. If out is wrong in one: apart, unless that bug was found while out was not judged because another bug makes it
+       wrong.
+    4. Not known to be apart, if a bug of ``third`` shows only in the cases with more rows.
+    5. If out is right in both: apart if no tensor is wrong in both, or if a tensor by which a bug was found is not
+       wrong in both. Example: dk and dv are wrong for one, dv for the other, which were found by dk and dv.
     """
     both = (one, other)
     some, others = (_wrong_in_more_rows(bug, run, capabilities, third) for bug in both)
@@ -89,10 +94,10 @@ def are_apart(
 
 
 def _wrong_in_more_rows(bug: Bug, run: Try, capabilities: Capabilities, third: Collection[Bug]) -> set[str]:
-    """Return the tensors that are wrong in a bug's smallest case with ordinary numbers in more rows and keys.
+    """Return the tensors that are wrong in a bug's smallest case with normal numbers in more rows and keys.
 
-    Tensors of a bug of ``third`` that shows only after rows were added are left out. If it makes out wrong, it may make
-    any tensor wrong, and nothing is returned.
+    Tensors of a bug of ``third`` that shows only after rows were added are left out. If one of these bugs makes out
+    wrong, any tensor may be wrong because of it, and nothing is returned.
     """
     f = bug.failure
     unknown = {tensor for x in brought_in(f.case, third) for tensor in x.tensors}
@@ -102,9 +107,10 @@ def _wrong_in_more_rows(bug: Bug, run: Try, capabilities: Capabilities, third: C
 
 
 def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:
-    """Whether out is right in a failure, and in the same case with ordinary numbers, where something is wrong too.
+    """Whether out is right in a failure, and in its dense case too, where something else is wrong.
 
-    That case has the same lengths, if they are not so short that out may be right by chance, or else longer ones.
+    The dense case has the same lengths and, if nothing is wrong there, longer ones; only longer ones if there are fewer
+    than ``FEWEST`` rows or keys, with which out may be right by chance.
     """
     if "out" in wrong_tensors(finding):
         return False
@@ -117,10 +123,10 @@ def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilit
 def symptoms_apart_from_forward(
     case: Case, run: Try, capabilities: Capabilities, known: Collection[Bug] = ()
 ) -> set[str]:
-    """Return the gradients that are wrong where out and lse are right, with the case's options at some other lengths.
+    """Return the gradients that are wrong where out and lse are right, at the lengths of ``ELSEWHERE``.
 
-    A bug that makes out and gradients wrong does so there as well. A tensor tells nothing where one of the ``known``
-    bugs makes it wrong and leaves out right.
+    A bug that makes out wrong makes it wrong at these lengths too, so that gradients which are wrong beside a right out
+    are of another bug. A gradient is left out where one of the ``known`` bugs makes it wrong.
     """
     others = [x for x in known if "out" not in x.tensors]
     alone: set[str] = set()
@@ -137,12 +143,12 @@ def symptoms_apart_from_forward(
 
 
 def brought_in(case: Case, bugs: Collection[Bug]) -> list[Bug]:
-    """Return the bugs whose needs a case does not meet as it is, and meets once it has more rows and keys."""
+    """Return the bugs that adding rows and keys to a case would newly trigger."""
     return [bug for bug in bugs if bug.is_met(longer(case)) and not bug.is_met(case)]
 
 
 def longer(case: Case, rows: int = LONGER) -> Case:
-    """Return the case with so many more rows of queries and of keys."""
+    """Return the case with ``rows`` more rows of queries and of keys."""
     return replace(case, **{name: getattr(case, name) + rows for name in LENGTHS})
 
 
@@ -155,12 +161,15 @@ def symptoms_on_dense_case(
     needs: Sequence[Condition] = (),
     more: int = LONGER,
 ) -> set[str]:
-    """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
+    """Return the tensors that are wrong in a case with normal numbers in more rows, if any is wrong as in the finding.
 
-    With few rows, rows that are alike, or other numbers, a tensor may be right by chance. So it may with a large
-    sm_scale, which leaves the weights of one key: the default comes first, unless it is among the ``needs`` of the bug.
-    Where all of out is NaN no gradient can be judged, so that all of them count as wrong. Errors of roundings tell
-    nothing if they are as small with ordinary numbers. ``more`` says how many rows and keys the case gets in addition.
+    ``more`` is the number of rows and keys that are added. Where a tensor could still be right by chance:
+
+    1. Rows that are all alike are made different: layouts that repeat rows become contiguous.
+    2. A large sm_scale leaves the weight of one key, so the default is tried first, unless ``needs`` has a condition on
+       it.
+    3. If all of out is NaN, no gradient can be judged, and all gradients count as wrong.
+    4. A rounding error that stays one with normal numbers does not count.
     """
     if finding.kind not in NUMBERS or not law_named(law).is_basic:
         return set()
@@ -208,10 +217,12 @@ def ordinary_cases(capabilities: Capabilities, dtype: str, device_type: str) -> 
 
 
 def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether two bugs need nothing but one length and numbers, and one rule says at which lengths either shows.
+    """Whether two bugs need nothing but the same length and numbers, and show at the same lengths by one rule.
 
-    The lengths that are tried are those of both searches, and whole tiles beyond. The rule is that the length is above
-    some other, or no multiple of a tile's. Two bugs of different rules fit none of these together.
+    The rule is that the length is above some other, or no multiple of a tile's rows. The first bug's dense case is run
+    at the lengths that both searches tried, and at whole tiles beyond. Example: one failed at 65 and held at 64, the
+    other at 70 and 32. If lengths 65 and 70 fail, and 32, 64, 96 and 128 hold, both show in a last tile that is not
+    full. If 96 fails and 128 still holds, no rule fits, so that there are two bugs.
     """
     names = {_length_needed(one), _length_needed(other)}
     tensors = {*one.tensors} & {*other.tensors}
@@ -233,19 +244,19 @@ def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilit
 
 
 def _length_needed(bug: Bug) -> str:
-    """Return the length that a bug needs, if it needs one and nothing else but numbers, or else ""."""
+    """Return the only length in a bug's conditions, if all others are on numbers; "" if there is none."""
     names = {need.name for need in bug.needs} - {SCORES, *VALUES_OF}
     return names.pop() if len(names) == 1 and names <= {*LENGTHS} else ""
 
 
 def with_ordinary_numbers(case: Case, name: str, length: int) -> Case:
-    """Return a case with ordinary numbers in which ``name`` is of this length, and the other length is a long one."""
+    """Return a dense case in which the length ``name`` is this one, and the other length is ``LONGER``."""
     (other,) = {*LENGTHS} - {name}
     return with_value(with_value(with_normal_numbers(case), other, LONGER), name, length)
 
 
 def _is_of_one_rule(shows: Mapping[int, bool]) -> bool:
-    """Whether failing lengths are those above one, or those that are no multiples of a tile; some have to hold."""
+    """Whether the failing lengths are those above some length, or those that fill no tile; some length has to hold."""
     failing, holding = ([x for x in shows if shows[x] == fails] for fails in (True, False))
     if not holding:
         return False

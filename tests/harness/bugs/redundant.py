@@ -1,8 +1,8 @@
-"""Whether a bug is none of its own, because another one explains each of its failing cases.
+"""Whether a bug is a duplicate, because another bug explains each of its failing cases.
 
-Of failing cases that are drawn after a bug is known, those that it explains count for it. A bug that was found before,
-with what seems to matter in its smallest case, has failing cases that would have counted for the other one. A read of
-memory outside of a tensor and the wrong numbers that come of it are one bug too.
+A bug may be found before the bug that it duplicates, with conditions that matter only in its smallest case. Failing
+cases that are drawn once a bug is known count for that bug, but these were drawn before. A read of memory outside of a
+tensor, and the wrong numbers that come of it, are one bug too.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,12 +22,12 @@ MOST_CASES = 3
 """How many failing cases of a bug are tried, beside the smallest."""
 
 WRITES_TO_EXPANDED = "more than one element of the written-to tensor refers to a single memory location"
-"""How PyTorch refuses to write to a tensor with strides of 0, as a kernel does that writes to an input."""
+"""How PyTorch refuses to write to a tensor with strides of 0, as where a kernel writes to an expanded input."""
 OUTSIDE_OF_STORAGE = "are out of bounds for storage of size"
 """How PyTorch refuses a view by strides that reach beyond the end of a tensor's memory."""
 
 MOST = 0.75
-"""The share of ordinary cases from which on a bug is said to show in most of them."""
+"""The share of ordinary cases from which on a bug counts as one that shows in most of them."""
 
 
 def is_redundant(
@@ -38,15 +38,22 @@ def is_redundant(
     capabilities: Capabilities,
     beside: Collection[Bug] = (),
 ) -> bool:
-    """Whether each failing case that is known of a bug has what another bug needs, and is explained by that.
+    """Whether each known failing case of ``bug`` meets the conditions of ``other``, and is explained by it.
 
-    A case that holds now, as those of a bug that comes and goes may, is explained by nothing. A bug that needs nothing
-    explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
-    Where a change that cures a case of the other bug brings in one of those ``beside``, that may explain what is left,
-    but not the whole case. It may do that if it is another find of the other bug. An error as small as roundings may be
-    left of a large one, which is what the bug was reported for.
-    ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``run`` may
-    raise BudgetSpent, which ends the search.
+    ``seen`` has the drawn cases. ``run`` may raise BudgetSpent, which ends the search.
+
+    1. An exception: duplicate if it follows from what ``other`` does with a layout or with the shape of an output.
+    2. ``other`` has no conditions: duplicate if it makes most ordinary cases wrong by much in all tensors of ``bug``,
+       since no run can show what else is wrong there.
+    3. Distinct if kinds or tensors differ, or if there are few drawn cases while more ordinary cases show ``bug`` than
+       ``other``.
+    4. Distinct if a case holds when it is run again, as a race may, or if a case does not meet the conditions of
+       ``other``.
+    5. Distinct if changing a condition of ``other`` does not fix the case. A rounding error may be left of a large
+       error.
+    6. Such a change may bring in a third bug, one of ``beside``, which may then explain what is left. If the third bugs
+       explain the whole case without ``other``, the bugs are distinct. A third bug that is itself a duplicate of
+       ``other`` is not tried.
     """
     f = bug.failure
     if f.finding.kind == "exception":
@@ -81,15 +88,15 @@ def is_redundant(
 
 
 def _is_explained(broken: FailingExample, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> bool:
-    """Whether these bugs explain a failure. Of a large error, one as small as roundings may be left."""
+    """Whether these bugs explain a failure. A rounding error may be left of a large error."""
     rest = explain_by_known_bugs(broken, bugs, run, capabilities).rest
     return rest is None or leaves_roundings(broken.finding, rest.finding)
 
 
 def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
-    """Whether PyTorch raises for what the other bug does with a layout: a write to an input, or reads by wrong strides.
+    """Whether an exception is PyTorch's refusal of what ``other`` does: write to an input, or read by wrong strides.
 
-    Where these lead beyond the tensor's memory there is an exception, and elsewhere they make numbers wrong.
+    Strides that lead beyond the tensor's memory raise an exception; in other cases the same strides give wrong numbers.
     """
     f, kind = bug.failure, other.failure.finding.kind
     text = f.finding.claim + f.finding.detail
@@ -101,16 +108,20 @@ def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
 
 
 def _is_of_wrong_shape(bug: Bug, other: Bug) -> bool:
-    """Whether an exception needs the same as an output of a wrong shape or dtype, which is used first elsewhere."""
+    """Whether an exception comes of the wrong shape or dtype of an output that ``other`` reports.
+
+    Both have the same conditions. Example: lse of a wrong shape with causal, and an exception with causal where it is
+    used.
+    """
     mine, others = ({(need.name, need.fails[0]) for need in one.needs} for one in (bug, other))
     is_known = any(need.is_telling for need in bug.needs)
     return other.failure.finding.kind == "contract" and is_known and mine == others
 
 
 def _hides(other: Bug, bug: Bug) -> bool:
-    """Whether a bug makes most ordinary cases wrong by much, in all tensors that another one is known to spoil.
+    """Whether ``other`` makes most ordinary cases wrong by much, in all tensors that ``bug`` is known to make wrong.
 
-    A bug that shows in all of them needs nothing. It then does not explain a case that a layout or an option cures.
+    If ``other`` shows in all of them, it does not depend on a layout or an option. It then hides no bug that does.
     """
     f = other.failure
     return (
@@ -124,9 +135,9 @@ def _hides(other: Bug, bug: Bug) -> bool:
 
 
 def _may_need_as(other: Bug, bug: Bug) -> bool:
-    """Whether ``other``, of which no need was found although some ordinary cases hold, may need the same as ``bug``.
+    """Whether ``other``, without a known condition although some ordinary cases hold, may have those of ``bug``.
 
-    Both make the same tensor wrong by much, and ``bug`` needs lengths and numbers only, which do not tell bugs apart.
+    Both make the same tensor wrong by much, and ``bug`` needs lengths and numbers only, which do not distinguish bugs.
     """
     both, unknown = (other, bug), 0 < _share(other) < 1
     found_by = {one.failure.finding.tensor for one in both}
@@ -135,7 +146,7 @@ def _may_need_as(other: Bug, bug: Bug) -> bool:
 
 
 def _is_telling(bug: Bug) -> bool:
-    """Whether a bug needs more than lengths, numbers and a dtype."""
+    """Whether a bug has a condition besides lengths, numbers and dtype."""
     return any(need.is_telling and need.name != SCORES for need in bug.needs)
 
 
@@ -145,7 +156,7 @@ def _share(bug: Bug) -> float:
 
 
 def are_one_read(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether one bug touches memory outside of a tensor, and the other gives numbers that were read there."""
+    """Whether one of two bugs touches memory outside of a tensor, and the other is wrong numbers read there."""
     return any(
         is_outside(read.failure.finding) and _shows(read, numbers, run, capabilities)
         for read, numbers in ((one, other), (other, one))
@@ -153,10 +164,10 @@ def are_one_read(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 
 
 def _shows(read: Bug, numbers: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether the case of a read outside makes the same numbers wrong, and these depend on what lies outside.
+    """Whether the case of a read outside makes the numbers of another bug wrong, and these depend on what lies outside.
 
-    They do if the law of memory finds them wrong, or tells the same access, in the case of the numbers. Without queries
-    nothing can be wrong, so the case of the read is run with one.
+    They depend on it if the law of memory, on the case of the numbers, finds the same tensors wrong or reports the same
+    access. The case of the read is run with at least one query, since without queries no number can be wrong.
     """
     f, case = numbers.failure, read.failure.case
     judged = replace(case, seqlen_q=max(1, case.seqlen_q))
