@@ -1,4 +1,4 @@
-"""Where to run a case that is known to fail: nearby, with other values of the fields that make it fail."""
+"""Steer drawn cases away from known failures and bugs, to nearby cases that can show something new."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,30 +16,31 @@ IN_ORDER = (
     *(name for name in OPTIONS if name != "causal"),
     *("group", "heads_kv", "batch", "causal", "head_dim", "seqlen_q", "seqlen_k"),
 )
-"""The fields of a known failure that are changed. Those come first whose change costs least of what a case tries."""
+"""The fields of a known failure that are changed, in this order: first those that matter least for what the case tests.
+"""
 
 SMALL_LENGTHS = range(1, 513)
-"""The lengths that are tried to find one that does not meet a known failure."""
+"""The lengths that are tried to find one outside of a known failure."""
 
 MOST_STEPS = 8
-"""The most fields that are changed, since a change may lead from one known failure to another."""
+"""The most fields that are changed in one case, since a change may lead from one known failure to another."""
 
 
 @dataclass(frozen=True)
 class Avoided:
-    """Cases that are not run under a law: those that meet a known failure, or a bug found in this run."""
+    """What cases of a law keep clear of: known failures, and bugs that were found in this run."""
 
     known: tuple[KnownFailure, ...]
     bugs: tuple[Bug, ...] = ()
 
     def is_met(self, case: Case) -> bool:
-        """Whether a case meets any of these."""
+        """Whether a case falls under a known failure, or may show a bug, that is to be avoided."""
         return any(meets(case, known) for known in self.known) or any(
             may_show(bug, case) for bug in self.bugs
         )
 
     def exits(self, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-        """Yield the case with one field changed, so that it does not meet the first of these that it meets."""
+        """Yield variants of the case, one field changed, that avoid the first known failure or bug it would hit."""
         for known in self.known:
             if meets(case, known):
                 return (yield from _out_of(known, case, capabilities))
@@ -50,7 +51,7 @@ class Avoided:
 
 
 def steer_away(case: Case, closed: Avoided, capabilities: Capabilities) -> Case | None:
-    """Return the case, or a claimed one near it of the same dtype, that meets nothing closed; None if there is none."""
+    """Return the case, or a claimed one of its dtype nearby, that hits nothing to be avoided; None if there is none."""
     for _ in range(MOST_STEPS):
         if not closed.is_met(case):
             return case
@@ -81,8 +82,8 @@ def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
 
 
 def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    # The need to start with depends on the case. If all cases lost the same need, say their causal mask, no case would
-    # be left to show another bug that has this need too.
+    # Which condition is changed first depends on the case. If all cases lost the same one, say their causal mask, no
+    # case would be left to show another bug of causal masks.
     first = case.seed % len(bug.needs) if bug.needs else 0
     for need in (*bug.needs[first:], *bug.needs[:first]):
         for changed in counterfactuals(need, case, capabilities):
@@ -91,10 +92,10 @@ def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Cas
 
 
 def may_show(bug: Bug, case: Case) -> bool:
-    """Whether a case has all that a bug is known to need.
+    """Whether a case meets all known conditions of a bug, so that it may show it.
 
-    If a bug needs certain numbers, and was seen without NaN, it is not looked for in a case with NaN: the NaN stands in
-    place of such numbers, and may show another bug.
+    A bug that needs special numbers, and was seen without NaN, does not count in a case with NaN: a NaN is no such
+    number, and may show another bug.
     """
     has_others = bug.needs_numbers and bug.lacks_nan_of(case)
     return not has_others and bug.is_met(case) and bug.is_of_scores_in(case)

@@ -1,4 +1,4 @@
-"""Cases without what a bug needs: whether a failure goes away there tells whether the bug explains it."""
+"""Counterfactuals: a failing case without one of a bug's conditions. If the case then holds, the bug explains it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,24 +8,28 @@ from strategies.features import BLIND, LENGTHS, TILES_OF, UNEQUAL, VALUES_OF, fe
 from tests.harness.bugs.bug import ONE_ABOVE, Condition
 
 MOST_VALUES = 4
-"""How many values of a field are tried."""
+"""How many other values of a field are tried."""
 
 
 def is_present(need: Condition, case: Case) -> bool:
-    """Whether a case may have what is needed: its value is none of those that held, or any length may be needed."""
+    """Whether a case may meet a condition: its value is none of those that held, or lengths fail by no tile size."""
     return need.is_irregular or value_of(case, need.name) not in need.holds
 
 
 def may_be_present(need: Condition, case: Case) -> bool:
-    """Whether a case may have what is needed.
+    """Whether a case may meet a condition, where a length that held may have done so by chance.
 
-    Where no border between lengths is known, one that held may have done so because of its numbers.
+    This counts for lengths that fail by no known rule (``Condition.side`` is None).
     """
     return is_present(need, case) or (need.name in LENGTHS and need.side is None)
 
 
 def counterfactuals(need: Condition, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case with other values of a field that held, if the kernel claims them; the nearest lengths first."""
+    """Yield the case with values of a field that held, if the kernel claims them; the nearest lengths first.
+
+    Example: for the condition causal=True this is the case with causal=False; for a length of 65 where tiles have 64
+    rows, the case with 64.
+    """
     tried = 0
     for value in _values(need, case):
         cured = with_value(case, need.name, value)
@@ -37,21 +41,23 @@ def counterfactuals(need: Condition, case: Case, capabilities: Capabilities) -> 
 def _values(need: Condition, case: Case) -> list[object]:
     if need.name == UNEQUAL:
         return [x for x in dict.fromkeys((case.seqlen_k, case.seqlen_q)) if x]
-    if need.name == BLIND:  # with more keys than queries, or else as many
+    if need.name == BLIND:  # more keys than queries, then equal lengths
         less, more = sorted((case.seqlen_q, case.seqlen_k))
         return [(less or more, more), (more, more)]
     if need.name not in LENGTHS:
         return list(need.holds)
     own = getattr(case, need.name)
-    if need.is_irregular:  # other sizes decide which lengths hold; mostly one of the next does
+    if need.is_irregular:  # which lengths hold depends on other sizes; mostly one of the next does
         return [x for x in (own - 1, own + 1, own - 2, own + 2) if x > 0]
-    if need.side and need.side[0] == ONE_ABOVE:  # at these, a bug of partly filled tiles still shows
+    if (
+        need.side and need.side[0] == ONE_ABOVE
+    ):  # a bug of any last tile that is not full still shows at these
         return [own + 1, own + 2]
     block = case.blocks.get(TILES_OF[need.name], 0)
     whole = [own // block * block] if block else []
     other = case.seqlen_k if need.name == "seqlen_q" else case.seqlen_q
     near = sorted(need.holds, key=lambda value: abs(value - own))
-    # 0 is left out: nothing is wrong in an empty tensor, so it would cure anything.
+    # 0 is left out: nothing is wrong in an empty tensor, so a length of 0 would fix any bug.
     return [x for x in dict.fromkeys([*whole, *near[:2], other, *near[2:]]) if x]
 
 
@@ -61,11 +67,11 @@ def needs_of(
     fails: Callable[[Case], bool],
     capabilities: Capabilities,
 ) -> tuple[Condition, ...]:
-    """Return the fields without which none of the ``witnesses`` fails; the first witness is the smallest case.
+    """Return those of the conditions without which none of the ``witnesses`` fails; the first is the smallest case.
 
-    In a small case much matters by accident, because other sizes mean other numbers. What a bug needs, it needs in
-    every failing case. A larger case is no witness, because it has other bugs as well, if nothing cures it, or if it is
-    cured by no field that shrinking had to leave at a special value in the smallest case.
+    In a small case much matters by chance, because other sizes mean other numbers; a condition of a bug matters in
+    every failing case. A larger witness does not count if it has other bugs as well: if changing no condition fixes it,
+    or only conditions that shrinking did not leave at a special value in the smallest case.
     """
     numbers = (_numbers(witnesses[0], name) for name in VALUES_OF)
     kept = [
@@ -82,20 +88,23 @@ def needs_of(
 
 
 def resisted_shrinking(need: Condition) -> bool:
-    """Whether shrinking left a field at a value that it would have simplified, had the failure not needed it."""
+    """Whether shrinking left a field at a value that it would have simplified, had the failure not required it.
+
+    Example: causal=True is left only where causal=False holds.
+    """
     if need.name in SIMPLEST:
         return need.name != "dtype" and need.fails[0] != SIMPLEST[need.name]
     return feature(need.name).is_shrunk
 
 
 def _numbers(case: Case, name: str) -> Condition | None:
-    """Return the numbers of a tensor as a field, or None if they are normal."""
+    """Return a condition on the numbers of a tensor, such as zeros in v, or None if they are normal."""
     value = value_of(case, name)
     return None if value == "normal" else Condition(name, (value,), ("normal",))
 
 
 def is_needed(need: Condition, case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> bool:
-    """Whether other values of a field cure a case."""
+    """Whether changing a field fixes a case: one other value is enough, but all must for ``Condition.cures_by_all``."""
     outcomes = (not fails(cured) for cured in counterfactuals(need, case, capabilities))
     if need.cures_by_all:
         return all(found := list(outcomes)) and bool(found)
