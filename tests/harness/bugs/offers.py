@@ -1,4 +1,4 @@
-"""Which other claim would be true: one under which every failing case of a bug holds, or one that excludes them all."""
+"""Which other claim would be true: a claim under which every failing case of a bug holds, or that excludes them all."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from tests.harness.clock import BudgetSpent
 from tests.harness.running.runs import Runs
 
 TOP_LEFT = "causal_alignment=top_left"
-"""The claim that the corner of a causal mask lies elsewhere."""
+"""The claim that the diagonal of a causal mask begins at the top left corner of the scores."""
 
 IN_BASE_2, ROWS_FIRST = "lse_base=2", "lse_layout=bnh"
 """The claims that lse is returned in another base, and with its rows before its heads."""
@@ -24,10 +24,10 @@ MAY_LEAK = "nonfinite=seen"
 """The claim that NaN and infinity behind a mask may reach a row."""
 
 OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS, MAY_LEAK)
-"""Claims that change which answer is right, and exclude no case."""
+"""Claims that change which result is right, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
-"""A list of values is offered if it leaves this share of the cases that held.
+"""A list of values is offered if it leaves at least this share of the cases that held.
 
 What some kernels are meant for (``lesser``) is offered however little it leaves, because it may be drawn seldom.
 """
@@ -38,9 +38,9 @@ Ran = tuple[str, Case]
 
 
 def offered(bug: Bug, failing: Sequence[Ran], runs: Runs, spend: Callable[[], None]) -> tuple[str, ...]:
-    """Return claims that change which answer is right, under which the failing cases of a bug hold.
+    """Return claims that change which result is right, under which the failing cases of a bug hold.
 
-    Some of the cases are run under each claim that may be meant; ``spend`` may end these runs.
+    A few of the cases are run under each such claim. ``spend`` may end the search by BudgetSpent.
     """
     found: list[str] = []
     with suppress(BudgetSpent):
@@ -51,9 +51,9 @@ def offered(bug: Bug, failing: Sequence[Ran], runs: Runs, spend: Callable[[], No
 
 
 def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
-    """Yield the claims of ``OF_ANSWERS`` that a kernel may be meant for which is wrong in these cases.
+    """Yield the claims of ``OF_ANSWERS`` that would make these cases right.
 
-    ``tensors`` are the outputs that are wrong in them.
+    ``tensors`` are the outputs that are wrong in the cases. Example: if lse alone is wrong, it may be one of base 2.
     """
     if may_be_top_left(cases, capabilities):
         yield TOP_LEFT
@@ -70,13 +70,13 @@ def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: C
 
 
 def may_have_empty_rows(case: Case) -> bool:
-    """Whether a row may see no key in a case."""
+    """Whether some row of a case may see no key."""
     is_cut = case.causal and case.longer == "q"
     return not case.seqlen_k or is_cut or bool(case.pattern) or {case.ragged, case.key_padding} != {"none"}
 
 
 def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:
-    """Whether in all cases the corner of the causal mask could make the difference."""
+    """Whether another corner of the causal mask would change the result of every case."""
     return capabilities.causal_alignment != "top_left" and all(
         case.causal and case.seqlen_q != case.seqlen_k for case in cases
     )
@@ -103,7 +103,7 @@ def spoils(claim: str, answered: Sequence[Case], runs: Runs, spend: Callable[[],
 def excluding(
     needs: Sequence[Condition], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
-    """Yield the claim that excludes all failing cases and the fewest that held, if any claim leaves enough of these."""
+    """Yield the claim that excludes all failing cases and the fewest that held, if one leaves enough of these."""
     found: list[tuple[int, int, str]] = []
     meant = lesser(capabilities).values()
     for claim in candidates(needs, failing, held, capabilities):
@@ -119,7 +119,7 @@ def excluding(
 def candidates(
     needs: Sequence[Condition], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
-    """Yield claims narrower than the kernel's, about fields that the bug needs: the kernel may be meant for these."""
+    """Yield narrower claims about fields in a bug's conditions, which the kernel may be meant for."""
     names = {need.name for need in needs}
     # A kernel without grouped heads has as many heads of keys as of queries.
     grouped = {"group"} if "heads_kv" in names else set()

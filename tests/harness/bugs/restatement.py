@@ -13,18 +13,18 @@ from tests.harness.symptoms import are_kindred, wrong_tensors
 from tests.harness.verdict import NUMBERS
 
 MOST_SCORES = 2**22
-"""A case with more scores than this takes long to judge, so it is tried with one head of one sequence."""
+"""A case with more scores takes long to judge, so it is tried with one head of one sequence."""
 
 EVERYTHING: frozenset[str] = frozenset()
-"""Nothing is ignored, because laws that put parts together by lse depend on it even if it is known to be wrong."""
+"""Nothing is ignored: laws that put parts together by lse depend on it, even if it is known to be wrong."""
 
 
 def restate_by_basic_law(broken: FailingExample, run: Try, capabilities: Capabilities) -> FailingExample:
-    """Return a basic law's failure on the case, or on one as large as a call that was made; else the failure itself.
+    """Return a basic law's failure on the case or on one of the calls that were made; else the failure itself.
 
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
-    those alone, and what it needs is then a matter of that call's sizes. The same holds for an exception that one of
-    the calls raises.
+    these alone, and its conditions are then on the sizes of that call. Example: a law cuts 130 queries into 64 and 66,
+    and the call with 66 is wrong by itself. The same goes for an exception that one of the calls raises.
     """
     if broken.finding.kind == "exception" and not law_named(broken.law).is_basic:
         calls = _failing_calls(broken, run, capabilities, EVERYTHING)
@@ -42,26 +42,28 @@ def restate_by_basic_law(broken: FailingExample, run: Try, capabilities: Capabil
 
 
 def _is_of_batch(broken: FailingExample) -> bool:
-    """Whether gradients of a batch element among others, and of it alone, differ."""
+    """Whether the gradients of one batch element alone differ from its gradients in the whole batch."""
     compares_batch = "batch" in law_named(broken.law).compares
     is_alone = compares_batch and bool(broken.finding.other_expression)
     return is_alone and wrong_tensors(broken.finding) <= {*GRADIENTS}
 
 
 def _is_of_lse(broken: FailingExample, call: FailingExample) -> bool:
-    """Whether the case's own lse is wrong, so that equations between gradients do not hold.
+    """Whether lse is wrong on the case itself, so that equations between gradients fail.
 
-    Weights that are made from it may be of any size, and their roundings with them, which differ between calls.
+    Weights that follow from a wrong lse may be of any size, and so may their rounding errors, which differ between
+    calls.
     """
     return call.case == broken.case and "lse" in wrong_tensors(call.finding)
 
 
 def restate_by_its_calls(broken: FailingExample, run: Try, capabilities: Capabilities) -> FailingExample:
-    """Return a basic law's failure in place of one that was found by comparing a batch element with the same one alone.
+    """Return a basic law's failure in place of one found by comparing a batch element with the same one alone.
 
-    It does so if a call is wrong by itself in one of the same tensors; for gradients, a wrong lse of the case tells as
-    much. Where batch elements are compared, a bug of any call seems to need several of them. A call that is wrong in
-    another way each time depends on earlier calls, which is for the law itself to tell.
+    A bug of any call looks there like one that requires several batch elements. A call replaces the failure if
+
+    1. it is wrong by itself in one of the same tensors or, if gradients differ, in lse;
+    2. it is wrong in the same way when it is repeated. Else it depends on earlier calls, which the law itself reports.
     """
     if "batch" not in law_named(broken.law).compares or broken.finding.kind not in NUMBERS:
         return broken
@@ -74,7 +76,7 @@ def restate_by_its_calls(broken: FailingExample, run: Try, capabilities: Capabil
 
 
 def restate_by_forward(broken: FailingExample, run: Try) -> FailingExample:
-    """Return the forward law's failure on the case if out is wrong in it, since gradients may be wrong because of that.
+    """Return the forward law's failure on the case if out is wrong in it, since gradients follow from out.
 
     The forward law also takes less time.
     """
@@ -89,7 +91,7 @@ def restate_by_forward(broken: FailingExample, run: Try) -> FailingExample:
 def _wrong_calls(
     broken: FailingExample, run: Try, capabilities: Capabilities, ignored: frozenset[str]
 ) -> Iterator[FailingExample]:
-    """Yield what the basic laws find wrong in numbers on the case, or on one as large as a call that was made."""
+    """Yield what the basic laws find wrong in numbers on the case, or on a case with the sizes of one of the calls."""
     calls = _failing_calls(broken, run, capabilities, ignored)
     return (call for call in calls if call.finding.kind in NUMBERS)
 
@@ -97,7 +99,7 @@ def _wrong_calls(
 def _failing_calls(
     broken: FailingExample, run: Try, capabilities: Capabilities, ignored: frozenset[str]
 ) -> Iterator[FailingExample]:
-    """Yield what the basic laws find on the case, or on one as large as a call that was made."""
+    """Yield what the basic laws find on the case, or on a case with the sizes of one of the calls."""
     for case in _cases(broken, capabilities):
         for law in basic_laws(gradients=bool(capabilities.backward)):
             finding = run(law, case, ignored)
@@ -106,10 +108,12 @@ def _failing_calls(
 
 
 def _cases(broken: FailingExample, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case itself without its non-finite entries, and cases with other numbers for each other call size.
+    """Yield the cases on which basic laws may show the failure of a law that compares calls.
 
-    A law that sets large scores in any case is told by ordinary numbers too, with which the same may be wrong. So is a
-    call of another size, because without its spikes a case may have no number but 0.
+    1. The case without NaN and infinity.
+    2. The case with normal numbers, if the law makes scores large in every case.
+    3. For each size of call that differs from the case: a case of that size, and the same with normal numbers, since
+       without its set entries a case may have no number but 0.
     """
     changed = [with_value(broken.case, NAN, False)]
     changed += [with_no_more_than(SIMPLEST, broken.case)] if "scores" in law_named(broken.law).sets else []
