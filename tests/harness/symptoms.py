@@ -1,13 +1,13 @@
-"""How two findings resemble each other: which tensors are wrong, and whether an error is a rounding's."""
+"""How two findings resemble each other: which tensors are wrong, and whether an error has the size of a rounding."""
 
 from kernels.contract import GRADIENTS, SMALLEST_NORMAL
 from tests.harness.verdict import Finding
 
 OF_ROUNDINGS = 2.0**-7
-"""A relative error below this may come from a format of few bits."""
+"""A relative error below this may be a rounding to a format of few bits."""
 
 FEW_WRONG = 4
-"""Where a format of few bits rounds far beyond the bounds, more than one of this many elements is wrong."""
+"""Where rounding errors are far beyond their bounds, at least one in this many elements is wrong."""
 
 FAR_ABOVE = 8.0
 """If the worst rounding error is this many times its bound, most other errors exceed their bounds too."""
@@ -19,8 +19,13 @@ FEWEST_KEYS = 16
 def are_kindred(some: set[str], others: set[str]) -> bool:
     """Whether one mistake may have made all of these tensors wrong.
 
-    A wrong forward may make anything wrong. If lse is wrong and out is right, that is a mistake of its own, because
-    gradients are judged at the kernel's lse; and gradients that are wrong are another one.
+    The first rule that applies decides:
+
+    1. Yes if the two sets have a tensor in common.
+    2. Yes if out is in one of them: a wrong out may make anything wrong.
+    3. No if lse is in one of them: dk and lse, say, are two mistakes, because gradients are judged at the kernel's own
+       lse.
+    4. Yes otherwise, as for dk and dv.
     """
     return bool(some & others) or "out" in some | others or "lse" not in some | others
 
@@ -36,26 +41,26 @@ def is_of_format(finding: Finding) -> bool:
 
 
 def is_flushed(finding: Finding, dtype: str) -> bool:
-    """Whether a number has become 0 that is smaller than the smallest one of full precision in a dtype."""
+    """Whether a number smaller than the smallest normal one of a dtype has become 0."""
     return finding.actual == 0 and is_tiny(finding, dtype)
 
 
 def is_tiny(finding: Finding, dtype: str) -> bool:
-    """Whether a number is wrong that is smaller than the smallest one of full precision in a dtype."""
+    """Whether a number is wrong that should be smaller than the smallest normal one of a dtype."""
     if finding.kind != "error" or finding.expected is None:
         return False
     return 0 < abs(float(finding.expected)) < SMALLEST_NORMAL[dtype]
 
 
 def wrong_tensors(finding: Finding) -> set[str]:
-    """Return all tensors that a failure has found wrong; none if it names none."""
+    """Return all tensors that a failure found wrong; none if it names none."""
     return {*finding.tensors, finding.tensor} - {""}
 
 
 def is_in_common(mine: Finding, other: Finding) -> bool:
-    """Whether two findings are of one kind and, where numbers are wrong, of one tensor, and not just of its roundings.
+    """Whether two findings have the same symptom: one kind and, where numbers are wrong, one tensor.
 
-    Of lse an error is small as well where one of many keys is left out, since lse is a logarithm.
+    A rounding error that is left of a large error is another symptom.
     """
     if mine.signature != other.signature:
         return False
@@ -65,9 +70,10 @@ def is_in_common(mine: Finding, other: Finding) -> bool:
 
 
 def leaves_roundings(mine: Finding, left: Finding) -> bool:
-    """Whether what is left of a large error is one as small as roundings; of lse any error may be small.
+    """Whether a large error shrank to rounding size.
 
-    A small error that is far above its bound, but in few elements, is no rounding: a cast rounds all elements.
+    It is never so for lse: being a logarithm, it changes little where one of many keys is left out. Nor is it so for a
+    small error that is far above its bound in few elements: a cast rounds all of them.
     """
     if mine.tensor != left.tensor or left.tensor == "lse" or is_small(mine) or not is_small(left):
         return False
@@ -77,8 +83,8 @@ def leaves_roundings(mine: Finding, left: Finding) -> bool:
 def is_not_cured(mine: Finding, found: Finding | None) -> bool:
     """Whether a changed case may still fail as before.
 
-    If it fails without giving numbers, that is not known. Neither is it of gradients if out or lse is not finite, as
-    gradients are judged at these.
+    It may if it fails without numbers, as by a crash. So may gradients if out or lse is not finite, as they are judged
+    at these.
     """
     if found is None:
         return False

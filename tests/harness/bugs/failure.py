@@ -1,4 +1,4 @@
-"""A failure as it is told: a run in which a law was broken, with what explains it."""
+"""A failure as it is reported: a run in which a law was broken, with what explains it."""
 
 import hashlib
 import re
@@ -114,17 +114,17 @@ class Failure(Run):
     environment: dict[str, str]
     explanation: Explanation = UNEXPLAINED
     number: int = 0
-    """How many bugs with the same law, dtype, tensor and kind were known before: it makes the folder's name unique."""
+    """How many bugs with the same law, dtype, tensor and kind were known before. It makes the folder's name unique."""
 
     @property
     def digest(self) -> str:
-        """Return a hash that identifies the bug rather than the case, so that a smaller case replaces a larger one."""
+        """Return a hash of the bug, not of the case, so that a smaller case replaces the report of a larger one."""
         bug = (*self.kin, self.number) if self.number else self.kin
         return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
 
     @property
     def kin(self) -> tuple[Any, ...]:
-        """Return the properties that it may share with other bugs of the kernel: see ``number``."""
+        """Return the properties that the bug may share with other bugs of the kernel: see ``number``."""
         f = self.finding
         reported = (f.claim,) if self.sanitizer else ()
         return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind, *reported)

@@ -1,4 +1,4 @@
-"""Calls that are less precise than claimed. If one claim explains all of them, they are one finding of the kernel."""
+"""Calls that are less precise than claimed. If one claim explains them all, they are a single finding of the kernel."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ MOST_CASES = 20
 
 @dataclass(frozen=True)
 class ImpreciseCall:
-    """A call that broke its bounds, and that each of ``explained_by`` would explain, of which some are ``likely``."""
+    """A call that broke its bounds. Each claim of ``explained_by`` would explain it; some of these are ``likely``."""
 
     law: str
     case: Case
@@ -33,9 +33,10 @@ class ImpreciseCall:
         return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio, finding.likely)
 
     def is_of(self, bug: Bug) -> bool:
-        """Whether a bug explains the call, by all that it needs and by a tensor that it makes wrong.
+        """Whether a bug explains the call: the case meets all its conditions, and it makes the tensor wrong.
 
-        Gradients follow from out. Where out is always wrong, nothing tells whether they are less precise as well.
+        Gradients follow from a wrong out. But a bug without conditions makes out wrong in every case, so that no run
+        shows whether gradients are less precise for another reason; it does not explain them.
         """
         spoiled = bug.may_spoil if bug.needs else bug.tensors
         return self.tensor in spoiled and bug.is_met(self.case)
@@ -80,7 +81,7 @@ class Imprecise:
         return any(call.is_of(bug) for call in self.calls)
 
     def explains_also(self, call: ImpreciseCall) -> bool:
-        """Whether some claim explains this call and all calls so far."""
+        """Whether some claim explains this call and all earlier ones."""
         return not self.total or any(claim in call.explained_by for claim in self.common)
 
     def add(self, call: ImpreciseCall) -> None:
@@ -89,7 +90,7 @@ class Imprecise:
 
     @classmethod
     def told_by(cls, call: ImpreciseCall) -> "Imprecise":
-        """Return what a call tells of others, without counting it."""
+        """Return what a call says about which claims explain all calls, without counting it."""
         dtype, votes = call.case.dtype, dict.fromkeys(call.likely, 1)
         return cls({dtype: list(call.explained_by)}, {dtype: 0}, {call.tensor: call.ulps}, votes=votes)
 
@@ -124,9 +125,8 @@ class Imprecise:
 def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     """Return the finding as one line; ``claimed`` are the dtypes of which examples were run.
 
-    The likeliest claim is offered, and others that explain all of the calls as well, and are as likely, are named.
-    Claims are prefixed by the dtypes that need them, where the others do without. Without a claim that explains all of
-    the calls, the line says so.
+    It offers the likeliest claim, and names others that explain all calls and are as likely. A claim has a dtype before
+    it, such as ``float16:``, if calls in other dtypes do without. If no claim explains all calls, the line says so.
     """
     tensor = max(imprecise.ulps, key=lambda name: imprecise.ulps[name])
     ulps = imprecise.ulps[tensor]
