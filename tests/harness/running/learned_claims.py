@@ -15,57 +15,60 @@ MUCH = 1 / 4
 """From this share of refused cases on, cases are drawn from what the kernel seems to answer."""
 
 FEWEST, FEWEST_EXCLUDED = 8, 4
-"""A claim is learned from at least so many answered cases, all of which it keeps, and refused ones that it excludes."""
+"""Claims are learned from at least 8 answered cases, all of which they keep, and each excludes at least 4 refused
+cases.
+"""
 
 MOST = 200
-"""The most refused cases, and the most answered ones, that are remembered. An answer that is a surprise always is."""
+"""The most refused cases, and the most answered ones, that are remembered; an answer against the claims always is."""
 
 USUAL_HEAD_DIMS, USUAL_LENGTHS = (64, 128), (128, 256)
-"""Head dims and lengths of the cases that are asked first: nearly every kernel answers one of them."""
+"""Head dims and lengths of the cases that are tried first: nearly every kernel answers some of them."""
 
 UNUSUAL: tuple[Mapping[str, Any], ...] = (
     {"seqlen_q": 1},
     {"seqlen_q": 512, "seqlen_k": 512},
     {"sm_scale": 1.0},
 )
-"""What cases have that are asked if all usual ones are refused, as by a decode kernel or one with a built-in scale."""
+"""Fields of cases that are tried if all usual ones are refused, as by a decode kernel or one with a built-in scale."""
 
 FEW_QUERIES = (1, 2, 3, 4, 8, 16, 32)
-"""Numbers of queries that are asked of a kernel with the number of keys that it answers."""
+"""Numbers of queries that are tried with the number of keys that the kernel answers."""
 
 LENGTHS_ASKED = (*range(16, 129, 16), 8, 24, 40, 4, 12, 2, 6, 1, 3, 33)
-"""Lengths by which a rule for them shows: multiples of each power of two that are none of the next one."""
+"""Lengths that reveal a rule for them: for each power of two, multiples of it that are none of the next power."""
 
 NOT_LEARNED = ("dtypes=", "layouts=")
-"""Claims that are not learned: each dtype has turns of its own, and what is refused is run with contiguous inputs."""
+"""Claims that are not learned: each dtype has turns of its own, and refused cases are retried with contiguous inputs.
+"""
 
 ALL_CLAIMED = 4
-"""One of so many turns of a law draws from all that is claimed, since what was learned of a few cases may be wrong."""
+"""Every fourth turn of a law draws from all that is claimed, since claims learned from a few cases may be wrong."""
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
-"""Numbers of which kernels may need lengths and head dimensions to be multiples."""
+"""Lengths and head dims of some kernels have to be multiples of one of these."""
 
 FEW_HEAD_DIMS = 8
-"""Where no more head dims are claimed, each is drawn often enough to tell whether the kernel answers it."""
+"""If at most this many head dims are claimed, each is drawn often enough to show whether the kernel answers it."""
 
 FEW_SCALES = 4
-"""The most numbers that are claimed of sm_scale: what a kernel answers at more of them may be any number."""
+"""A claim lists at most this many values of sm_scale: a kernel that answers more of them may answer any."""
 
 DENSE = ("contiguous", "bnhd", "packed")
 """Layouts without expanded, misaligned or huge strides."""
 
 LENGTHS = tuple(2**i for i in range(11))
-"""The shortest sequences that kernels may need, and the most queries that they may take, beside those that occur."""
+"""Values tried for the shortest sequence and the most queries that a kernel takes, beside those that occur."""
 
 MOST_QUERIES = 256
-"""A kernel that takes more queries than these is hardly meant for few of them."""
+"""A kernel that takes more queries than this is hardly meant for few of them."""
 
 Cases = Sequence[Case]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Capabilities):
-    """Claims of a kernel that is also asked whether it ``refuses`` a case, as no claim may say that it does."""
+    """Claims of a kernel, less the cases that it ``refuses`` when asked, since claims may not cover all refusals."""
 
     refuses: Callable[[Case], bool]
 
@@ -75,9 +78,9 @@ class Asked(Capabilities):
 
 
 class Answered:
-    """What one kernel seems to answer, at any dtype, in ``claims``: at first all that it has ``claimed``.
+    """What one kernel seems to answer, at any dtype, as ``claims``: at first all that it has ``claimed``.
 
-    ``law`` is the law under which it is asked whether it refuses a case.
+    ``law`` is the law under which the kernel is asked whether it refuses a case.
     """
 
     def __init__(self, claimed: Capabilities, law: str = "forward") -> None:
@@ -90,7 +93,7 @@ class Answered:
         self.asked = set[str]()
 
     def note(self, case: Case, *, is_refused: bool) -> None:
-        """Remember a case, and learn ``claims`` anew if they exclude an answer, or let in several refused cases."""
+        """Remember a case. Learn ``claims`` anew if they exclude an answered case, or admit several refused ones."""
         case = in_plain_layouts(case)
         is_expected = self.claims.admits(case) != is_refused
         kept = self.refused if is_refused else self.answered
@@ -102,7 +105,7 @@ class Answered:
             self._learn()
 
     def ask(self, dtype: str, refuses: Callable[[Case], bool]) -> None:
-        """Ask the kernel once for each dtype, if it refuses much, about cases that differ from an answered one."""
+        """Once a dtype, if the kernel refuses much, run variants of a case that it answers: which does it refuse?"""
         if dtype in self.asked or not self._is_much_refused:
             return
         self.asked.add(dtype)
@@ -117,7 +120,7 @@ class Answered:
         return refused >= max(FEWEST, MUCH * (refused + len(self.answered)))
 
     def of_turn(self, number: int) -> Capabilities:
-        """Return the claims that a turn draws from: one in ``ALL_CLAIMED`` draws from all."""
+        """Return the claims that a turn draws from: every fourth turn draws from all that is claimed."""
         return self.claims if number % ALL_CLAIMED else self.claimed
 
     def _learn(self) -> None:
@@ -145,10 +148,10 @@ class AnsweredLaws:
 
 
 def usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
-    """Yield claimed cases such as nearly every kernel answers one of: one head, the first layout, the default scale.
+    """Yield claimed cases of which nearly every kernel answers some: one head, the first layout, the default scale.
 
-    The first have equal lengths. Others follow for kernels that take one query alone, long sequences or another scale.
-    If dense calls are not claimed, each is of a kind that is.
+    The first have equal lengths. Others follow for kernels that take a single query, long sequences or another scale.
+    If dense calls are not claimed, each case is of a ragged kind that is.
     """
     head_dims = sorted(claimed.head_dims, key=lambda head_dim: head_dim not in USUAL_HEAD_DIMS)
     of_all: Iterator[tuple[int, int, bool, Mapping[str, Any]]] = product(
@@ -198,11 +201,12 @@ def varied(case: Case, claimed: Capabilities) -> Iterator[Case]:
 def narrowing(
     outside: Cases, inside: Cases, capabilities: Capabilities, may_lose: float = 0.0
 ) -> Iterator[tuple[str, int]]:
-    """Yield claims that together exclude cases of ``outside``, and none of ``inside``. ``capabilities`` claim them all.
+    """Yield claims that together exclude cases of ``outside`` and none of ``inside``. ``capabilities`` claim them all.
 
-    Each claim comes with the number of cases that it excludes of those that the claims before it leave. It is the one
-    that excludes most of these, the first of equal ones. Where each claim ``may_lose`` a share of the cases inside, one
-    that does counts for as many fewer.
+    The claim that excludes most of the cases left comes first, with the number of these; of equal claims, the first
+    one. Example: outside are head_dims 96 and 160, inside 64 and 128: ``head_dims=64,128`` comes first and excludes
+    all. ``may_lose`` is the share of the cases inside that each claim may exclude. Each case lost counts against one
+    excluded.
     """
     left, kept = list(outside), list(inside)
     while left and kept:
@@ -222,13 +226,13 @@ def narrowing(
 
 
 def _admits(claim: str, capabilities: Capabilities) -> Callable[[Case], bool]:
-    """Return whether a case is still claimed with a narrower claim, of one that ``capabilities`` claim."""
+    """Return a function that says whether a case admitted by ``capabilities`` is still so with a narrower claim."""
     key = claim.partition("=")[0]
     return partial(CLAIMS[key].admits, getattr(parse_claims([claim], capabilities), key))
 
 
 def candidates(inside: Cases, capabilities: Capabilities) -> Iterator[str]:
-    """Yield claims narrower than ``capabilities``, each a value for one key; those that exclude least come first."""
+    """Yield claims narrower than ``capabilities``, each a value for one key; for each key, wider values come first."""
     usual = (claim for name, claim in lesser(capabilities).items() if name not in NARROWER)
     others = (
         f"{name}={CAPABILITIES[name].write(value)}"
@@ -240,7 +244,7 @@ def candidates(inside: Cases, capabilities: Capabilities) -> Iterator[str]:
 
 
 def _may_be_claimed(capabilities: Capabilities, claim: str) -> bool:
-    """Whether a claim does not contradict the others."""
+    """Whether a claim is compatible with the others."""
     try:
         parse_claims([claim], capabilities)
     except ClaimError:
@@ -249,7 +253,7 @@ def _may_be_claimed(capabilities: Capabilities, claim: str) -> bool:
 
 
 def _scales(c: Capabilities, inside: Cases) -> Iterator[Any]:
-    """Yield positive scales; then the default one or, where others occur inside, the few that do."""
+    """Yield "positive", then "default" and, if several scales but few occur inside, these."""
     if c.sm_scale == "any":
         yield "positive"
     if c.sm_scale in ("any", "positive"):
@@ -260,29 +264,29 @@ def _scales(c: Capabilities, inside: Cases) -> Iterator[Any]:
 
 
 def _min_seqlens(c: Capabilities, inside: Cases) -> Iterator[int]:
-    """Yield lengths of both sequences above the one that is claimed, the shortest inside among them."""
+    """Yield larger minimum lengths for both sequences, among them the shortest length inside."""
     return _above(c.min_seqlen, min(min(case.seqlen_q, case.seqlen_k) for case in inside))
 
 
 def _min_seqlens_k(c: Capabilities, inside: Cases) -> Iterator[int]:
-    """Yield numbers of keys above the one that is claimed, the smallest inside among them."""
+    """Yield larger minimum numbers of keys, among them the smallest inside."""
     return _above(max(c.min_seqlen, c.min_seqlen_k), min(case.seqlen_k for case in inside))
 
 
 def _above(claimed: int, occurring: int) -> Iterator[int]:
-    """Yield usual lengths and one that occurs, as far as they are above the one that is claimed."""
+    """Yield those of the usual lengths, and of the one that occurs inside, that exceed the claimed minimum."""
     return (length for length in (*LENGTHS, occurring) if length > claimed)
 
 
 def _max_seqlens_q(c: Capabilities, inside: Cases) -> Iterator[int]:
-    """Yield numbers of queries below the one that is claimed, the largest inside among them, if they are few."""
+    """Yield smaller maximum numbers of queries, among them the largest inside if that is small."""
     largest = max(case.seqlen_q for case in inside)
     most = MOST_QUERIES if c.max_seqlen_q is None else min(MOST_QUERIES, c.max_seqlen_q - 1)
     return (number for number in (*reversed(LENGTHS), largest) if 0 < number <= most)
 
 
 def _layouts(c: Capabilities, inside: Cases) -> Iterator[tuple[str, ...]]:
-    """Yield all layouts but one; those that occur inside; those with dense rows; the first alone."""
+    """Yield all layouts but one, for each; those that occur inside; those with dense rows; the first alone."""
     occurring = {layout for case in inside for layout in case.layouts}
     kept = [{*c.layouts} - {layout} for layout in c.layouts]
     choices = (*kept, occurring, {*DENSE}, {*LAYOUTS[:1]})
@@ -290,7 +294,7 @@ def _layouts(c: Capabilities, inside: Cases) -> Iterator[tuple[str, ...]]:
 
 
 def _some(claimed: tuple[str, ...], chosen: set[str]) -> Iterator[tuple[str, ...]]:
-    """Yield those of the claimed values that are chosen, unless none is."""
+    """Yield the claimed values that are among the chosen ones, in their order; nothing if none is."""
     left = tuple(value for value in claimed if value in chosen)
     if left:
         yield left
@@ -299,7 +303,7 @@ def _some(claimed: tuple[str, ...], chosen: set[str]) -> Iterator[tuple[str, ...
 def _head_dims(c: Capabilities, inside: Cases) -> Iterator[tuple[int, ...]]:
     """Yield usual sets of head_dims (powers of two, multiples, up to a power of two), then those that occur inside.
 
-    Where many are claimed, those that occur inside may be few by chance.
+    If many are claimed, those that occur inside may be few by chance, and are left out.
     """
     usual = {
         tuple(d for d in c.head_dims if d.bit_count() == 1),

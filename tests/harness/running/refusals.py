@@ -1,4 +1,4 @@
-"""Complaints about kernels that refuse much of what they claim: what refused cases have in common, and true claims."""
+"""What to say of a kernel that refuses much of what it claims: what refused cases have in common, and true claims."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ MOST_REFUSED = 0.9
 """A kernel that may refuse cases still fails if it refuses more than this share of those of one law and dtype."""
 
 MOST_ASKED = 300
-"""About so many cases are asked which claims would exclude them."""
+"""About this many cases are tried to find the claims that would exclude them."""
 
 MOST_QUOTED = 3
 """The number of different reasons that are quoted."""
@@ -32,16 +32,16 @@ Item = tuple[str, str]
 Claims = tuple[str, ...]
 
 FEW = 0.05
-"""A trait, or several together, tell refused cases from answered ones if no more than this share of these have them."""
+"""Traits distinguish refused cases from answered ones if at most this share of the answered ones have them all."""
 
 MOST = 3
-"""The most traits that are told together."""
+"""The most traits that are reported together."""
 
 OF_OPTIONS = ("batch", "heads_kv", "group", *(name for name in OPTIONS if name != "sm_scale"))
-"""Fields of which it tells whether they are at their simplest value."""
+"""Fields that give a trait if they are not at their simplest value, such as grouped heads."""
 
 NUMBERS = ("seqlen_q", "seqlen_k", "head_dim")
-"""Fields of which it tells how large they are, and of what they are multiples."""
+"""Fields that give a trait by their size, such as "seqlen_k above 512", or by what they are multiples of."""
 
 MULTIPLES = (4, 8, 16, 32, 64, 128)
 """Even numbers, beside 2, of which lengths and head dims may have to be multiples."""
@@ -73,9 +73,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Advice:
-    """Claims that a kernel should have, under which it ``answered`` so many of the cases ``asked``; none if none do.
+    """Claims that a kernel should have, if any were found: with them it ``answered`` this many of ``asked`` cases.
 
-    ``seen`` are cases by which no claims were found that would do.
+    ``seen`` are the cases from which claims were sought in vain.
     """
 
     claims: Claims = ()
@@ -88,9 +88,9 @@ NO_ADVICE = Advice()
 
 
 def is_mostly_refused(tally: Tally) -> bool:
-    """Whether more than ``MOST_REFUSED`` of the cases that the kernel could be asked were refused.
+    """Whether the kernel refused more than ``MOST_REFUSED`` of the cases that it was asked to run.
 
-    Of a kernel that answers some cases, only those count that were drawn from all that it claims.
+    If it answers some cases, only those count that were drawn from all its claims, not from what it seems to answer.
     """
     if not tally.examples:
         return tally.refusals > 0
@@ -99,7 +99,7 @@ def is_mostly_refused(tally: Tally) -> bool:
 
 
 def _of_all_claimed(tally: Tally) -> tuple[int, int]:
-    """Return how many of the cases that were drawn from all that is claimed were refused, and how many these are."""
+    """Return how many cases drawn from all of the kernel's claims were refused, and how many were drawn."""
     return tally.refusals - tally.refused_within, tally.examples + tally.refusals - tally.within
 
 
@@ -111,9 +111,11 @@ def was_not_run(tally: Tally) -> bool:
 def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_ADVICE) -> str | None:
     """Say in one line why a run fails although no law is broken; None if it does not fail.
 
-    The kernel refuses everything, or is too slow for a run as short as this, or none of its cases could be run here, or
-    it refuses nearly all cases of some law and dtype. ``advice`` are claims that were tried; without them it is told
-    what refused cases have in common.
+    1. None of the kernel's cases could be run here.
+    2. None of its cases came to its end in time.
+    3. It refuses all cases, or nearly all cases of some law and dtype.
+
+    ``advice`` are claims that were tried; without them the line says what refused cases have in common.
     """
     total = merged(tallies.values())
     if was_not_run(total):
@@ -139,9 +141,9 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_AD
 
 
 def drawn_within(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_ADVICE) -> str | None:
-    """Say in one line that cases were drawn from less than the kernel claims, and from what; None if none were.
+    """Say in one line that cases were drawn from less than the kernel claims, and why; None if none were.
 
-    A kernel of which there is a ``complaint`` is not told of twice. ``advice`` is as in ``complaint``.
+    It is None too if there is a ``complaint`` of the kernel, which says as much. ``advice`` is as in ``complaint``.
     """
     total = merged(tallies.values())
     if not total.within or complaint(kernel, tallies):
@@ -155,9 +157,9 @@ def drawn_within(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO
 
 
 def asked_about(tallies: Mapping[Item, Tally]) -> dict[str, Seen]:
-    """Return the laws under which a kernel refuses so much that this is told, each with some of its cases.
+    """Return the laws under which a kernel refuses so much that a line says so, each with some of its cases.
 
-    These are the laws under which nearly all is refused or, if there are none, those of which cases were drawn from
+    These are the laws under which nearly all is refused or, if there are none, those with cases that were drawn from
     less than is claimed.
     """
     told = [item for item, tally in tallies.items() if is_mostly_refused(tally)]
@@ -170,22 +172,22 @@ def asked_about(tallies: Mapping[Item, Tally]) -> dict[str, Seen]:
 
 
 def _spread(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Return about ``MOST_ASKED`` of the cases, evenly spread over them, since those of one law stand together."""
+    """Return about ``MOST_ASKED`` of the cases, evenly spread, since cases of one law stand together."""
     listed = tuple(cases)
     return listed[:: max(1, len(listed) // MOST_ASKED)]
 
 
 def _advised(advice: Advice) -> str:
-    """Tell claims with how many cases of them are answered; "" if there are none."""
+    """Say which claims to make and how many cases of them are answered; "" if there are none."""
     options = " ".join(f"--claims {claim}" for claim in advice.claims)
     tried = f"(tried: {advice.answered} of {advice.asked} cases are answered)"
     return f"claim less: {options} {tried}" if options else ""
 
 
 def _in_common(tallies: Mapping[Item, Tally], advice: Advice) -> str:
-    """Tell what refused cases have in common that hardly any answered one has; "" if nothing is found.
+    """Say what refused cases have in common that hardly any answered case has; "" if nothing is found.
 
-    If claims were looked for in vain, they are the cases of that. Else they are those of ``forward``, if that is
+    If claims were sought in vain, the cases are those of that search. Else they are those of ``forward``, if it is
     refused, since other laws make calls that differ from their case.
     """
     of_laws = asked_about(tallies)
@@ -197,7 +199,7 @@ def _in_common(tallies: Mapping[Item, Tally], advice: Advice) -> str:
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
-    """Return one tally of them all."""
+    """Return the sum of the tallies."""
     total = Tally()
     for tally in tallies:
         total.merge(tally)
@@ -205,7 +207,7 @@ def merged(tallies: Iterable[Tally]) -> Tally:
 
 
 def _quoted(reasons: Counter[str]) -> str:
-    """Quote what was said most often, the most frequent reasons first, each in one line that is not long."""
+    """Quote the most frequent reasons, each shortened to one line."""
     quoted = (
         shorten(reason, LONGEST_QUOTE, placeholder=" ...") for reason, _ in reasons.most_common(MOST_QUOTED)
     )
@@ -222,16 +224,16 @@ def _names(items: Iterable[Item]) -> str:
 
 @dataclass(frozen=True)
 class Trait:
-    """Something that a case has or has not, in words."""
+    """A property that a case has or lacks, in words."""
 
     text: str
     has: Callable[[Case], bool]
 
 
 def alike(refused: Sequence[Case], answered: Sequence[Case]) -> list[str]:
-    """Return, in words, the fewest traits that all refused cases have, and hardly any answered ones have together.
+    """Return the fewest traits that all refused cases have, and that hardly any answered case has together, in words.
 
-    Returns none if there are no such traits, or no answered cases.
+    Example: "dtype float16" and "head_dim above 128". Empty if there are no such traits, or no answered cases.
     """
     if not refused or not answered:
         return []
@@ -278,7 +280,7 @@ def _is_other(name: str, case: Case) -> bool:
 
 
 def _is_within(name: str, least: float, most: float, case: Case) -> bool:
-    """Whether a number lies between two others, or is one of them."""
+    """Whether a field is at least ``least`` and at most ``most``."""
     return bool(least <= getattr(case, name) <= most)
 
 
