@@ -1,4 +1,4 @@
-"""How a process has ended, where the kernel was then, what it printed last, and the exit status of a script."""
+"""How a process ended, where the kernel was then, what it printed last, and the exit status of a script."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ from tests.harness.verdict import BEFORE_THE_BEGINNING, PAST_THE_END, Finding
 
 SCRIPT = "repro.py"
 IMPORTED = "torch"
-"""What every script imports, which takes over a second: its process is a copy of one that has imported it."""
+"""What every script imports, which takes over a second: a script runs in a copy of a process that has imported it."""
 
 STACK = " (most recent call first):"
-"""The end of the line above the frames that faulthandler prints."""
+"""faulthandler's heading line ends so; stack frames follow."""
 OURS = ("/harness/trial/trial.py", "/kernels/registry.py")
-"""The ends of the paths of files of ours that call a kernel: frames from there on are not the kernel's."""
+"""The ends of the paths of our files that call a kernel: frames from there on are not of the kernel."""
 AT_FENCE = " in run_fenced"
-"""The end of the frame in which memory ends where a tensor ends."""
+"""The end of the frame in which a kernel runs on tensors that end where accessible memory ends."""
 
 KEPT_BYTES = 1 << 14
-"""Bytes that are kept, from the end."""
+"""How many bytes of the output's end are kept."""
 PIECE_BYTES = 1 << 20
 """The most bytes that are read at once."""
 CLOSE_SECONDS = 2.0
-"""Seconds to wait for the end of the output. It has none where a process that the kernel has started lives on."""
+"""Seconds to wait for the end of the output, which does not come while a process that the kernel started is alive."""
 
 
 def how_it_ended(code: int) -> str:
@@ -53,12 +53,12 @@ def finding(what: str, kind: str, printed: str) -> Finding:
 
 
 def is_outside(found: Finding) -> bool:
-    """Whether memory outside of a tensor is touched: a process has ended there, or the access is told."""
+    """Whether a finding is an access to memory outside of a tensor, which ended the process or was reported."""
     return found.claim.startswith((PAST_THE_END, BEFORE_THE_BEGINNING))
 
 
 def place(printed: str) -> str:
-    """Return what a process printed, with the frames of the kernel alone, the last one being where it was."""
+    """Return what a process printed, with the kernel's frames alone, the last of which is where the kernel was."""
     before, stack, after = printed.rpartition(STACK)
     if not stack:
         return printed
@@ -69,7 +69,7 @@ def place(printed: str) -> str:
 
 
 class Tail:
-    """The last ``KEPT_BYTES`` that come through a pipe, whose writer never waits longer than a thread takes to read."""
+    """The last ``KEPT_BYTES`` that come through a pipe. A thread reads them, so that the writer hardly has to wait."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self.pipe = pipe
@@ -89,7 +89,7 @@ class Tail:
 
 
 def prepare(device: str = "cpu") -> None:
-    """Begin to import what scripts import, so that the first one does not have to wait for that."""
+    """Begin to import what scripts import, so that the first script does not have to wait for it."""
     with suppress(OSError):  # if no process can be started, the first script is not run either
         origin_of(IMPORTED, pinned(device))
 

@@ -16,19 +16,21 @@ from tests.harness.verdict import SANITIZER, Finding
 
 PROGRAM = "compute-sanitizer"
 OWN_ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-"""The environment in which torch asks the driver for each tensor, since these tools know the driver's memory alone."""
+"""Have torch ask the driver for the memory of each tensor, as these tools know only what the driver allocates."""
 ALL = "all"
 
 LIBRARIES = (
     *("at::", "cub::", "thrust::", "cublas", "cudnn", "cutlass", "pytorch_flash::"),
     *("ampere_", "gemm", "gemv", "nvjet", "sm80_", "sm90_", "sm100_"),
 )
-"""The beginnings of names of kernels in torch and its libraries. Reports of races and of unwritten memory in these are
-about their ways to work, and are not counted; that they touch memory of nobody's is."""
+"""How names of kernels in torch and its libraries begin. Races and reads of unwritten memory that are reported there
+are how these libraries work, and do not count; accesses outside of any allocation do.
+"""
 
 OF_TRITON = ("def ", "gl.warp_specialize(", "ttgl.warp_specialize(")
-"""The beginnings of source lines at which code of Triton's own runs. It hands work over to other warps through shared
-memory and named barriers, which racecheck takes for a race."""
+"""How source lines begin at which code runs that Triton's compiler adds. It passes work to other warps through shared
+memory and named barriers, which racecheck takes for a race.
+"""
 
 PREFIX = re.compile(r"^=+ ?")
 HEADLINE = re.compile(
@@ -37,16 +39,16 @@ HEADLINE = re.compile(
 )
 BODY = re.compile(r"\s*(at |by |and |Address |Access to )")
 SUMMARY = " SUMMARY: "
-"""What is in the last line of a log, unless the tool itself has failed."""
+"""The last line of a log contains this, unless the tool itself failed."""
 PLACE = re.compile(
     r"0x[0-9a-f]+ in (?:(?P<old_file>\S+:\d+):)?(?P<old_name>.+)"
     r"|(?P<name>.+?)(?:[+:]0x[0-9a-f]+)?(?: in (?P<file>\S+:\d+))?"
 )
-"""Where an instruction is, as older and newer releases print it."""
+"""Where an instruction is, as older and newer releases of compute-sanitizer print it."""
 ACCESS = re.compile(r"(?:between|and) (Read|Write) access at (.*?)(?: \[\d+ hazards?\])?$", re.IGNORECASE)
 ASSERTION = re.compile(r"(\S+:\d+): (.+?): block: .*? thread: .*? Assertion `(.*)` failed")
 UNKNOWN = "unknown"
-"""The function of an assertion, as Triton gives it."""
+"""The name that Triton gives for the function of an assertion if it does not know it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def sanitizers(text: str) -> tuple[str, ...]:
 
 
 def why_not(sanitizer: str, device: str) -> str | None:
-    """Return why a sanitizer can't be used here; None if it can, as far as is known before it is."""
+    """Return why a sanitizer can't be used here; None if nothing is known that would prevent it."""
     if not device.startswith("cuda"):
         return f"sanitizer {sanitizer}: needs a GPU"
     if sanitizer in COMPUTE and shutil.which(PROGRAM) is None:
@@ -121,19 +123,19 @@ def command(sanitizer: str, log: Path) -> list[str]:
 
 
 def environment(sanitizer: str) -> Mapping[str, str]:
-    """Return what the environment of such a program has besides."""
+    """Return the environment variables that a program needs to run under this sanitizer."""
     return TRITON.get(sanitizer, OWN_ALLOCATIONS)
 
 
 def reports(sanitizer: str, log: str, printed: str) -> list[Report]:
-    """Return the errors that a sanitizer tells of a kernel, by its log, or by what its process has printed."""
+    """Return the errors that a sanitizer reports of a kernel, read from its log or from what its process printed."""
     if sanitizer in TRITON:
         return [*_assertions(printed)]
     return [report for report in map(_report, _blocks(log)) if _counts(sanitizer, report)]
 
 
 def failure(sanitizer: str, log: str) -> str | None:
-    """Return why a tool did not do its work, as far as its log tells; None if it did."""
+    """Return why a tool did not do its work, according to its log; None if it did."""
     if SUMMARY in log or (sanitizer in TRITON and not log):
         return None
     lines = [PREFIX.sub("", line).strip() for line in log.splitlines()]
