@@ -37,7 +37,7 @@ def drawn_in_turn(turn: Turn, seed: int | None = None, shard: str | None = None)
     subject: Any = SimpleNamespace(
         generated=0,
         replay=None,
-        uphold=uphold,
+        check=uphold,
         focus=Focus(CLAIMS),
         runs=SimpleNamespace(in_turns=nullcontext, device_type="cpu"),
     )

@@ -26,9 +26,10 @@ from tests.harness.verdict import BEFORE_THE_BEGINNING, MEMORY, PAST_THE_END, Fi
 from tests.unit.support import outside_toys
 
 TOYS = Path(outside_toys.__file__)
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="runs kernels in this process, without a GPU"
-)
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="runs kernels in this process, without a GPU"),
+    pytest.mark.usefixtures("nothing_left_to_interpreter"),
+]
 
 CASE = Case(seqlen_q=3, seqlen_k=7, head_dim=16, dtype="float32")
 

@@ -52,6 +52,7 @@ def spec_of(name: str) -> str:
     return f"tests.panel.planted_nonfinite:{name}"
 
 
+@pytest.mark.usefixtures("nothing_left_to_interpreter")
 @pytest.mark.parametrize("bug", OF_STRICT, ids=lambda bug: bug.name)
 def test_what_leaks_through_a_mask_is_a_bug_if_that_is_claimed_and_else_a_note(bug: Planted) -> None:
     claims = ("window=0,1",)
