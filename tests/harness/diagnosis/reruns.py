@@ -37,7 +37,7 @@ GROWN_BYTES = 2**29
 """By so much a process has grown before a case is repeated in it, and twice as much after each time in vain."""
 LEAK_SECONDS = 4.0
 """Seconds for the repeats of one case."""
-LEAK_SECONDS = 40.0
+SMALLER_LEAK_SECONDS = 40.0
 """Seconds to find a smaller case that leaks."""
 
 SAMPLE = 8
@@ -127,7 +127,7 @@ def smaller_leak(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Conditio
         # Other memory that is given back meanwhile may hide a leak once.
         return any(left_behind(law, smaller, runs) > 0.0 for _ in range(2))
 
-    return smallest(case, fails, runs.info.capabilities, runs.clock.meter(LEAK_SECONDS, RUNS))
+    return smallest(case, fails, runs.info.capabilities, runs.clock.meter(SMALLER_LEAK_SECONDS, RUNS))
 
 
 def leak_finding(left: float) -> Finding:
