@@ -107,7 +107,8 @@ class TestCommandLine:
         options = ["--minutes=0.1", "-n2", "--shrink-seconds=0.1"]
         text = pytest_run(tmp_path, *kernels, *options, status=None).stdout
         assert re.search(r"profile: fuzz, .*, for 0.1 minutes", text)
-        rows = summary_in(tmp_path)["results"]
+        # The time may be up before a failing gradient is told to follow from out, so that `backward` is broken too.
+        rows = [row for row in summary_in(tmp_path)["results"] if row["property"] in ("forward", "exact")]
         assert len(rows) == 2 * 2
         tried = {row["verdict"] for row in rows}
         assert "held" in tried
