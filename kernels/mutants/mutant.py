@@ -12,8 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from kernels.contract import AttentionKernel
 from kernels.registry import REGISTERED, first_on_path, locate
@@ -101,36 +105,27 @@ def source_of(module: str) -> str:
     return _path_of(module).read_text()
 
 
+def modules_of(module: str) -> tuple[str, ...]:
+    """Return a module and, if it is a package, the modules in it."""
+    path = _path_of(module)
+    inside = sorted(path.parent.glob("*.py")) if path.stem == "__init__" else []
+    return module, *(f"{module}.{x.stem}" for x in inside if x != path)
+
+
 def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
     """Import ``entry`` anew, with the texts in ``edited`` in place of those modules.
 
-    Modules are names ("kernels.common.tiles") or paths of .py files. Only ``entry`` and what is edited are imported
-    anew, those edited in their order, then ``entry``; it must import them itself. The texts become files, for
+    Modules are names ("kernels.common.tiles") or paths of .py files. Only ``entry``, the modules in it if it is a
+    package, and what is edited are imported anew, as soon as one of them imports them. The texts become files, for
     Triton reads a kernel's source through ``inspect``.
     """
     for name in (name for name in (*edited, entry) if not name.endswith(".py")):
         # A module between those that are edited must not be imported for the first time beside them, and be kept.
         importlib.import_module(name)
-    texts = {
-        name: edited.get(name) or source_of(name) for name in (*(x for x in edited if x != entry), entry)
-    }
-    digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
-    folder = Path(tempfile.mkdtemp(dir=_scratch()))
-    module = ModuleType(entry)
+    texts = {name: edited.get(name) or source_of(name) for name in (*edited, *modules_of(entry))}
     beside = first_on_path(_path_of(entry).parent) if entry.endswith(".py") else nullcontext()
-    with _modules_kept(texts), beside:
-        for name, text in texts.items():
-            path = folder / f"{_path_of(name).stem}.py"
-            path.write_text(text)
-            spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
-            assert spec is not None  # of every path that ends in .py
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            # Under its own name for inspect, and for now under that of the module whose place it takes.
-            sys.modules[module.__name__] = module
-            _put(_imported_as(name), module)
-            spec.loader.exec_module(module)
-    return module
+    with _imported_anew({_imported_as(name): text for name, text in texts.items()}), beside:
+        return importlib.import_module(_imported_as(entry))
 
 
 def _path_of(module: str) -> Path:
@@ -147,23 +142,55 @@ def _imported_as(module: str) -> str:
 
 
 @contextmanager
-def _modules_kept(names: Mapping[str, str]) -> Iterator[None]:
-    before = {_imported_as(name): sys.modules.get(_imported_as(name)) for name in names}
+def _imported_anew(texts: Mapping[str, str]) -> Iterator[None]:
+    """Let the modules of these names be imported from these texts, and afterwards be what they were before."""
+    before = {name: sys.modules.pop(name, None) for name in texts}
+    parents = {name: sys.modules.get(name.rpartition(".")[0]) for name in texts}
+    for name, parent in parents.items():
+        if parent is not None:  # or ``from package import name`` would find the module there
+            vars(parent).pop(name.rpartition(".")[2], None)
+    finder = _Texts(texts)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
+        sys.meta_path.remove(finder)
         for name, module in before.items():
             sys.modules.pop(name, None)
             if module is not None:
-                _put(name, module)
+                sys.modules[name] = module
+                if (parent := parents[name]) is not None:
+                    setattr(parent, name.rpartition(".")[2], module)
 
 
-def _put(name: str, module: ModuleType) -> None:
-    """Let a module be imported by this name, both by ``import`` and by ``from package import name``."""
-    sys.modules[name] = module
-    package, _, attribute = name.rpartition(".")
-    if package:
-        setattr(sys.modules[package], attribute, module)
+class _Texts(MetaPathFinder, Loader):
+    """Finds modules by their names in texts, and loads them under names of their own, by which inspect finds them."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
+        self.folder = Path(tempfile.mkdtemp(dir=_scratch()))
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return what is to be loaded by a name that has a text."""
+        if name not in self.texts:
+            return None
+        file = self.folder / f"{name.rpartition('.')[2]}.py"
+        file.write_text(self.texts[name])
+        within: list[str] | None = [] if any(other.startswith(f"{name}.") for other in self.texts) else None
+        return spec_from_file_location(name, file, loader=self, submodule_search_locations=within)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return an empty module with a name of its own."""
+        assert spec.origin is not None
+        module = ModuleType(f"{Path(spec.origin).stem}_{self.digest}")
+        sys.modules[module.__name__] = module
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the text of a module."""
+        assert module.__file__ is not None
+        exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), vars(module))
 
 
 @cache

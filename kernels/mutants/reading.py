@@ -10,16 +10,19 @@ Blank lines divide a file into paragraphs. One that begins with ``#`` is a headi
 
 The first line is its name, and the bug in words. The lines up to ``@@`` are other attributes of a ``Mutant``, as
 ``attribute: value``, or ``attribute`` alone where the value is true, and comments that begin with ``#``. Each ``@@``
-begins an edit, with the function that is edited as ``module:name``: the module is that of a registered kernel, by the
-kernel's name, or one of ``kernels.common``, or any other below ``kernels``. The lines that follow with ``-``, indented
-as they are there, stand once in the function and become those with ``+``.
+begins an edit, with the function that is edited as ``kernel:name`` or ``module:name``. A registered kernel has the
+functions that its module, or a module of its package, defines or imports; a module is one of ``kernels.common``, or any
+other below ``kernels``. The lines that follow with ``-``, indented as they are there, stand once in the function and
+become those with ``+``.
 """
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.mutants.mutant import Edit, Mutant
+from kernels.mutants.mutant import Edit, Mutant, modules_of, source_of
 from kernels.registry import REGISTERED, locate
 
 KERNELS = Path(__file__).parents[1]
@@ -54,12 +57,25 @@ def edit(text: str) -> Edit:
     if strange := [line for line in lines if line[:1] not in ("-", "+")]:
         raise ValueError(f"{where}: expected lines that begin with - or +, got {strange[0]!r}")
     old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
-    module, _, function = where.partition(":")
-    return Edit(f"{_path_of(module)}:{function}", old, new)
+    return Edit(f"{_module_of(*where.split(':'))}:{where.partition(':')[2]}", old, new)
 
 
-def _path_of(module: str) -> str:
-    """Return the dotted path of a module that an edit names."""
-    if module in REGISTERED:
-        return locate(module)[0]
-    return f"kernels.common.{module}" if (KERNELS / f"common/{module}.py").exists() else f"kernels.{module}"
+def _module_of(name: str, function: str) -> str:
+    """Return the module that defines a function, by the name of a kernel or of a module that stands before it."""
+    if name in REGISTERED:
+        return _functions(name).get(function, locate(name)[0])
+    return f"kernels.common.{name}" if (KERNELS / f"common/{name}.py").exists() else f"kernels.{name}"
+
+
+@cache
+def _functions(kernel: str) -> dict[str, str]:
+    """Return the module that defines each function of a registered kernel."""
+    imported: dict[str, str] = {}
+    defined: dict[str, str] = {}
+    for module in modules_of(locate(kernel)[0]):
+        for node in ast.parse(source_of(module)).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined[node.name] = module
+            elif isinstance(node, ast.ImportFrom):
+                imported |= {x.name: str(node.module) for x in node.names}
+    return imported | defined
