@@ -31,8 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.algorithms.flash_v2 import normalise
-from kernels.algorithms.fp8 import check_fp8
+from kernels.common.fp8_products import check_fp8
 from kernels.common.launching import (
     check_settings,
     is_aligned,
@@ -54,6 +53,7 @@ from kernels.common.tiles import (
     kernel,
     key_range,
     load_tile,
+    normalise,
     offsets_in_pages,
     scales_of_pages,
     softmax_step,

@@ -32,8 +32,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.algorithms.flash_v2 import row_deltas
 from kernels.common.autograd import attention
+from kernels.common.deltas import row_deltas
 from kernels.common.launching import (
     check_settings,
     dropout_arguments,

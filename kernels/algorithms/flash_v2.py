@@ -44,7 +44,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.autograd import attention
+from kernels.common.deltas import row_deltas
 from kernels.common.launching import (
+    bias_strides,
     check_settings,
     dropout_arguments,
     is_aligned,
@@ -57,7 +59,6 @@ from kernels.common.launching import (
 from kernels.common.prepared import Prepared
 from kernels.common.tiles import (
     INTERPRETED,
-    LN2,
     LOG2E,
     NEG_INF,
     advance,
@@ -68,6 +69,7 @@ from kernels.common.tiles import (
     kernel,
     load_described,
     load_tile,
+    normalise,
     reach,
     seen_range,
     slope_of_cap,
@@ -199,13 +201,6 @@ def load_bias(pointers, in_first, in_last):
     return tl.load(pointers, mask=in_first[:, None] & in_last[None, :], other=0.0).to(tl.float32) * LOG2E
 
 
-@triton.jit
-def normalise(acc, m_i, l_i):
-    """Turn what ``attend`` returns into out and the natural logarithm lse; a row without keys gets 0 and -inf."""
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)
-    return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2
-
-
 @kernel
 def _forward_kernel(
     q,
@@ -314,52 +309,6 @@ def _forward_kernel(
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(out_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
     tl.store(lse + head * seqlen_q + rows, lse_rows, mask=in_rows)
-
-
-@kernel
-def _delta_kernel(
-    dout,
-    out,
-    lse,
-    delta,
-    lse_log2,
-    stride_dob: tl.int64,
-    stride_doh: tl.int64,
-    stride_dom: tl.int64,
-    stride_ob: tl.int64,
-    stride_oh: tl.int64,
-    stride_om: tl.int64,
-    heads_q,
-    seqlen_q,
-    head_dim,
-    HEAD_DIM: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK_OWN: tl.constexpr,
-):
-    """Compute delta, and lse in base 2, of a query tile (algorithm 2, line 4).
-
-    The order of the sum follows from the width of the loads, and gradients must not depend on where in memory a row
-    lies. So ALIGNED is the same in all calls of a launcher.
-    """
-    tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
-    head = (tl.program_id(0) // tiles).to(tl.int64)
-    batch = head // heads_q
-    head_q = head % heads_q
-
-    cols = tl.arange(0, HEAD_DIM)
-    in_cols = columns_inside(cols, head_dim, dout, ALIGNED)
-    rows = tl.program_id(0) % tiles * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
-    in_rows = rows < seqlen_q
-    do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, ALIGNED)
-    o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, ALIGNED)
-    do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
-    o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
-    row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)
-
-    # With lse = inf, exp2(score - lse) is 0: so are the weights of a row that sees no key.
-    row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
-    tl.store(delta + head * seqlen_q + rows, tl.sum(do_tile * o_tile, 1), mask=in_rows)
-    tl.store(lse_log2 + head * seqlen_q + rows, row_lse, mask=in_rows)
 
 
 @triton.jit
@@ -1243,39 +1192,6 @@ def _prepared_gradients(
         **of_bias,
     )
     return dk_dv, dq, dbias, described
-
-
-def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """Return the strides of batch, head and row of a bias, 0 where it has one of all; 0 throughout without a bias."""
-    return (0, 0, 0) if bias is None else bias.expand(*q.shape[:3], k.shape[2]).stride()[:3]
-
-
-def row_deltas(dout: Tensor, out: Tensor, lse: Tensor, aligned: bool = False) -> tuple[Tensor, Tensor]:
-    """Return delta, and lse in base 2 with inf in place of -inf: (batch, heads_q, seqlen_q) float32 each.
-
-    ``aligned`` promises what ``is_aligned`` checks of dout and out, for every call of a caller or for none.
-    """
-    delta, lse_log2 = (torch.empty(*lse.shape, dtype=torch.float32, device=out.device) for _ in range(2))
-    _prepared_deltas(dout, out, aligned)(dout, out, lse.contiguous(), delta, lse_log2)
-    return delta, lse_log2
-
-
-@remembered
-def _prepared_deltas(dout: Tensor, out: Tensor, aligned: bool) -> Prepared:
-    """Prepare the launch of ``row_deltas``."""
-    batch, heads_q, seqlen_q, head_dim = out.shape
-    padded = padded_head_dim(head_dim)
-    block = 128 if INTERPRETED.value else 4096 // padded
-    return Prepared(
-        _delta_kernel,
-        batch * heads_q * math.ceil(seqlen_q / block),
-        [None] * 5,  # dout, out, lse, delta, lse_log2
-        *row_strides(dout, out),
-        *(heads_q, seqlen_q, head_dim),
-        HEAD_DIM=padded,
-        ALIGNED=aligned,
-        BLOCK_OWN=block,
-    )
 
 
 @dataclass(frozen=True)

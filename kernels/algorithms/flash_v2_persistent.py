@@ -29,8 +29,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import Settings, normalise
-from kernels.algorithms.fp8 import check_fp8, fp8_product
+from kernels.algorithms.flash_v2 import Settings
+from kernels.common.fp8_products import check_fp8, fp8_product
 from kernels.common.launching import (
     check_settings,
     is_aligned,
@@ -49,6 +49,7 @@ from kernels.common.tiles import (
     kernel,
     key_range,
     load_tile,
+    normalise,
     softmax_step,
     store_tile,
     tile_pointers,

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
+from kernels.algorithms.flash_v2 import FORWARD_TILES, LAUNCH, Settings
 from kernels.common.launching import is_aligned, launch, new_results, row_strides
 from kernels.common.tiles import (
     LOG2E,
@@ -30,6 +30,7 @@ from kernels.common.tiles import (
     check_runnable,
     dot,
     kernel,
+    normalise,
     softmax_step,
     tile_pointers,
 )

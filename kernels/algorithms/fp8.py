@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.common.fp8_products import check_fp8, fp8_product
 from kernels.common.launching import (
     check_settings,
     is_aligned,
@@ -280,13 +281,6 @@ def columns_of(head_dim: int) -> int:
     return max(32, padded_head_dim(head_dim))
 
 
-@triton.jit
-def fp8_product(a, b):
-    """Return the float32 product of tiles of 8-bit numbers."""
-    # A Hopper sums the products of one instruction, 32, in 14 bits; those sums are then added in float32.
-    return tl.dot(a, b, max_num_imprecise_acc=32)
-
-
 @kernel
 def _forward_kernel(
     q,
@@ -418,19 +412,6 @@ def forward(
         num_stages=2,
     )
     return out, lse
-
-
-def check_fp8(q: Tensor) -> None:
-    """Raise NotImplementedError for a GPU that has no tensor cores for the OCP's 8-bit formats."""
-    if q.device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(q.device)
-    if torch.version.hip or capability < (8, 9):
-        name = torch.cuda.get_device_name(q.device)
-        raise NotImplementedError(
-            f"q: on {name}, compute capability {capability}, expected an NVIDIA GPU of (8, 9) or above: "
-            "others have no products of float8_e4m3fn and float8_e5m2"
-        )
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:

@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import attend, gradient_of_queries, gradients_of_keys, normalise
+from kernels.algorithms.flash_v2 import attend, gradient_of_queries, gradients_of_keys
+from kernels.common.deltas import row_deltas
 from kernels.common.launching import is_aligned, launch
 from kernels.common.tiles import (
     LOG2E,
@@ -33,6 +34,7 @@ from kernels.common.tiles import (
     columns_inside,
     kernel,
     load_tile,
+    normalise,
     seen_range,
     store_tile,
     tile_pointers,
@@ -459,7 +461,7 @@ def packed_backward(
     check_like("out", _batch_of_one(out), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
     check_like("lse", lse, "q", q, (heads_q, total_q), torch.float32)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    delta, lse_log2 = flash_v2.row_deltas(_batch_of_one(dout), _batch_of_one(out), lse[None])
+    delta, lse_log2 = row_deltas(_batch_of_one(dout), _batch_of_one(out), lse[None])
     lengths = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     counts = (heads_kv, heads_q // max(heads_kv, 1), total_q, total_k)
     scales = (head_dim, float(sm_scale), sm_scale * LOG2E.value)

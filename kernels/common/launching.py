@@ -143,6 +143,11 @@ def row_strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
 
 
+def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """Return the strides of batch, head and row of a bias, 0 where it has one of all; 0 throughout without a bias."""
+    return (0, 0, 0) if bias is None else bias.expand(*q.shape[:3], k.shape[2]).stride()[:3]
+
+
 def is_aligned(*tensors: Tensor) -> bool:
     """Whether every row of every tensor starts at a multiple of 16 bytes and is as many bytes wide."""
     for tensor in tensors:

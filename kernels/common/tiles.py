@@ -159,6 +159,13 @@ def softmax_step(scores, m_i, l_i):
 
 
 @triton.jit
+def normalise(acc, m_i, l_i):
+    """Return out and the natural logarithm lse after the last ``softmax_step``; a row without keys gets 0 and -inf."""
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2
+
+
+@triton.jit
 def soft_capped(scores, softcap):
     """Return softcap * tanh(scores / softcap), with both in base 2; tanh(x) is 1 - 2 / (1 + exp(2 x))."""
     return softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores / softcap * (2.0 * LOG2E))))

@@ -32,7 +32,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.algorithms import flash_v2
 from kernels.algorithms.flash_v3 import gluon as flash_v3_gluon
 from kernels.algorithms.flash_v3.gluon_backward import (
     KeyTasks,
@@ -43,6 +42,7 @@ from kernels.algorithms.flash_v3.gluon_backward import (
     load_for_dk_dv,
     programs_for,
 )
+from kernels.common.deltas import row_deltas
 from kernels.common.hopper import (
     ROWS,
     accumulator,
@@ -241,7 +241,7 @@ def backward(
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_()
     dout, out = (t if is_aligned(t) else t.contiguous() for t in (dout, out))
-    delta, lse_log2 = flash_v2.row_deltas(dout, out, lse, aligned=True)
+    delta, lse_log2 = row_deltas(dout, out, lse, aligned=True)
     dq_sum = torch.zeros(*q.shape, dtype=torch.float32, device=q.device)
     prepared(for_the_tma(lse_log2), for_the_tma(delta), q, k, v, dout, dq_sum, dk, dv)
     return torch.mul(dq_sum, float(sm_scale), out=dq), dk, dv

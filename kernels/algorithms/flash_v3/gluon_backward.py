@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.algorithms import flash_v2
+from kernels.common.deltas import row_deltas
 from kernels.common.hopper import (
     ROWS,
     Ring,
@@ -784,7 +784,7 @@ def backward(
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_()
     dout, out = (t if is_aligned(t) else t.contiguous() for t in (dout, out))
-    delta, lse_log2 = flash_v2.row_deltas(dout, out, lse, aligned=True)
+    delta, lse_log2 = row_deltas(dout, out, lse, aligned=True)
     of_keys, of_queries = prepared
     of_keys(for_the_tma(lse_log2), for_the_tma(delta), q, k, v, dout, dk, dv)
     of_queries(lse_log2, delta, q, k, v, dout, dq)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.algorithms import fp8 as module
 from kernels.algorithms.flash_v3 import gluon_fp8 as fp8_gluon
 from kernels.algorithms.fp8 import KERNEL, LAUNCH, SIGNS, forward, quantise
+from kernels.common.fp8_products import check_fp8
 from kernels.common.launching import launch
 from kernels.common.tiles import kernel
 from kernels.registry import unavailable_reason
@@ -236,7 +237,7 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         device = torch.device("cuda", 0)
 
     with pytest.raises(NotImplementedError, match=r"q: on an A100, compute capability \(8, 0\), expected"):
-        module.check_fp8(OnCuda())  # type: ignore[arg-type]  # only the device is asked for
+        check_fp8(OnCuda())  # type: ignore[arg-type]  # only the device is asked for
 
 
 @pytest.mark.parametrize(
