@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import Settings
+from kernels.algorithms.flash_v2.settings import Settings
 from kernels.common.deltas import row_deltas
 from kernels.common.launching import is_aligned, launch, row_strides
 from kernels.common.tiles import (

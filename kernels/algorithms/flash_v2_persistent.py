@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import Settings
+from kernels.algorithms.flash_v2.settings import Settings
 from kernels.common.fp8_products import check_fp8, fp8_product
 from kernels.common.launching import (
     check_settings,

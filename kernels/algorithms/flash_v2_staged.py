@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import FORWARD_TILES, LAUNCH, Settings
+from kernels.algorithms.flash_v2.settings import FORWARD_TILES, LAUNCH, Settings
 from kernels.common.launching import is_aligned, launch, new_results, row_strides
 from kernels.common.tiles import (
     LOG2E,

@@ -25,7 +25,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels.algorithms import flash_v2
-from kernels.algorithms.flash_v2 import attend, gradient_of_queries, gradients_of_keys
+from kernels.algorithms.flash_v2.backward_pass import gradient_of_queries, gradients_of_keys
+from kernels.algorithms.flash_v2.forward_pass import attend
+from kernels.algorithms.flash_v2.settings import DK_DV_TILES, DQ_TILES, FORWARD_TILES, Settings
 from kernels.common.deltas import row_deltas
 from kernels.common.launching import is_aligned, launch
 from kernels.common.tiles import (
@@ -396,7 +398,7 @@ def packed_forward(
     alone, as the launcher does not wait for a GPU: wrong ones give wrong answers there, but nothing outside of the
     tensors is read or written.
     """
-    chosen = flash_v2.Settings(**settings)
+    chosen = Settings(**settings)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     check_sizes(window=window, window_right=window_right, chunk=chunk)
     check_softcap(softcap)
@@ -406,7 +408,7 @@ def packed_forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((heads_q, total_q), dtype=torch.float32, device=q.device)
     sizes = _sizes(q, k, window, window_right, chunk)
-    constants = chosen.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
+    constants = chosen.constants(_batch_of_one(q), FORWARD_TILES)
     launch(
         _forward_kernel,
         (len(cu_seqlens_q) - 1) * heads_q * math.ceil(max_seqlen_q / constants["BLOCK_OWN"]),
@@ -450,7 +452,7 @@ def packed_backward(
     over the query heads that share a key head, in float32. Arguments and errors are those of
     ``packed_forward``.
     """
-    chosen = flash_v2.Settings(**settings)
+    chosen = Settings(**settings)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     check_sizes(window=window, window_right=window_right, chunk=chunk)
     check_softcap(softcap)
@@ -468,7 +470,7 @@ def packed_backward(
     sizes = _sizes(q, k, window, window_right, chunk)
     options = (*sizes, softcap * LOG2E.value or None)
     aligned = is_aligned(*map(_batch_of_one, (dout, q, k, v, dq, dk, dv)))
-    constants = chosen.constants(_batch_of_one(q), flash_v2.DK_DV_TILES)
+    constants = chosen.constants(_batch_of_one(q), DK_DV_TILES)
     launch(
         _dk_dv_kernel,
         (len(cu_seqlens_k) - 1) * heads_kv * math.ceil(max_seqlen_k / constants["BLOCK_OWN"]),
@@ -480,7 +482,7 @@ def packed_backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = chosen.constants(_batch_of_one(q), flash_v2.DQ_TILES)
+    constants = chosen.constants(_batch_of_one(q), DQ_TILES)
     launch(
         _dq_kernel,
         (len(cu_seqlens_q) - 1) * heads_q * math.ceil(max_seqlen_q / constants["BLOCK_OWN"]),

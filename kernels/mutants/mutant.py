@@ -108,7 +108,8 @@ def source_of(module: str) -> str:
 def modules_of(module: str) -> tuple[str, ...]:
     """Return a module and, if it is a package, the modules in it."""
     path = _path_of(module)
-    inside = sorted(path.parent.glob("*.py")) if path.stem == "__init__" else []
+    is_package = path.stem == "__init__" and not module.endswith(".py")
+    inside = sorted(path.parent.glob("*.py")) if is_package else []
     return module, *(f"{module}.{x.stem}" for x in inside if x != path)
 
 

@@ -1,4 +1,4 @@
-"""The operator mutants for a SPEC: those of its module, and of others of the same package that it imports from."""
+"""The operator mutants for a SPEC: those of its module or package, and of modules from which these import."""
 
 import ast
 import textwrap
@@ -59,22 +59,31 @@ def targets(spec: str) -> list[Target]:
     entry, _ = locate(spec)
     return [
         Target(spec, module, mutant)
-        for module in (entry, *neighbours(entry))
+        for module in sources(entry)
         for mutant in source_mutants(source_of(module))
     ]
 
 
-def neighbours(entry: str) -> list[str]:
+def sources(entry: str) -> list[str]:
+    """Return a module or file, and all from which it, or a module in it that it imports, imports."""
+    found = [entry]
+    for module in found:  # which grows
+        if f"{module}.".startswith(f"{entry}."):
+            found += [name for name in neighbours(module) if name not in found]
+    return found
+
+
+def neighbours(module: str) -> list[str]:
     """Return the modules from which a module imports: of the same outermost package, or beside the file."""
     imported = [
         node.module
-        for node in ast.walk(ast.parse(source_of(entry)))
+        for node in ast.walk(ast.parse(source_of(module)))
         if isinstance(node, ast.ImportFrom) and node.module and not node.level
     ]
-    if entry.endswith(".py"):
-        paths = [Path(entry).with_name(f"{name}.py") for name in dict.fromkeys(imported)]
+    if module.endswith(".py"):
+        paths = [Path(module).with_name(f"{name}.py") for name in dict.fromkeys(imported)]
         return [str(path) for path in paths if path.is_file()]
-    package = entry.partition(".")[0]
+    package = module.partition(".")[0]
     return [name for name in dict.fromkeys(imported) if name.startswith(f"{package}.")]
 
 

@@ -22,6 +22,7 @@ WITH_MODULES = (
     "kernels/contract",
     "kernels/common",
     "kernels/algorithms",
+    "kernels/algorithms/flash_v2",
     "kernels/algorithms/flash_v3",
     HARNESS,
 )

@@ -11,8 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.algorithms import flash_v2 as module
-from kernels.algorithms.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
+from kernels.algorithms.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward, forward_pass, settings
 from kernels.common import tiles
 from kernels.contract import DTYPES
 from reference.arithmetic import FLOAT32, TF32_TRUNCATED
@@ -300,13 +299,13 @@ def test_a_hopper_loads_described_tiles_of_as_many_keys_as_others(
     monkeypatch: pytest.MonkeyPatch, head_dim: int, causal: bool
 ) -> None:
     """The bits of a row must not depend on whether rows are aligned, and only rows that are can be described."""
-    monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
-    monkeypatch.setattr(module, "is_hopper", lambda _: True)
+    monkeypatch.setattr(settings, "INTERPRETED", tl.constexpr(False))
+    monkeypatch.setattr(settings, "is_hopper", lambda _: True)
 
-    def prepared(columns: int, rows: int = 3, window: int = 0, **settings: Any) -> tuple[bool, int]:
+    def prepared(columns: int, rows: int = 3, window: int = 0, **launch: Any) -> tuple[bool, int]:
         q = torch.empty(1, 2, rows, columns, dtype=torch.float16, device="meta")[..., :head_dim]
         arguments = (q, q, q, None, None, None, causal, 1.0, 0.0, window, 0.0, None)
-        made, described = module._prepared(*arguments, **settings)
+        made, described = forward_pass._prepared(*arguments, **launch)
         return described, made.constants["BLOCK_LOOP"]
 
     keys = 128 if head_dim == 64 else 64
@@ -327,15 +326,15 @@ def test_only_float32_through_tf32_claims_tf32() -> None:
 
 
 def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
-    launch = module.Settings(block_m=128, block_n=64, num_stages=2, precision="tf32")
+    monkeypatch.setattr(settings, "INTERPRETED", tl.constexpr(False))
+    launch = settings.Settings(block_m=128, block_n=64, num_stages=2, precision="tf32")
 
     def tile(largest: Any, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
         constants = launch.constants(torch.empty(1, 1, 1, head_dim, dtype=dtype), largest)
         return constants["BLOCK_OWN"], constants["BLOCK_LOOP"]
 
-    assert tile(module.DK_DV_TILES, 64, torch.float16) == (128, 64)
-    assert tile(module.DK_DV_TILES, 65, torch.float16) == (128, 32)
-    assert tile(module.FORWARD_TILES, 256, torch.float16) == (128, 64)
-    assert tile(module.FORWARD_TILES, 129, torch.float32) == (32, 32)
-    assert launch.constants(torch.empty(1, 1, 1, 40), module.DQ_TILES)["MASK_COLS"]
+    assert tile(settings.DK_DV_TILES, 64, torch.float16) == (128, 64)
+    assert tile(settings.DK_DV_TILES, 65, torch.float16) == (128, 32)
+    assert tile(settings.FORWARD_TILES, 256, torch.float16) == (128, 64)
+    assert tile(settings.FORWARD_TILES, 129, torch.float32) == (32, 32)
+    assert launch.constants(torch.empty(1, 1, 1, 40), settings.DQ_TILES)["MASK_COLS"]

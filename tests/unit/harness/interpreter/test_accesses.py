@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2 import forward_pass
 from kernels.common import tiles
 from kernels.contract import Capabilities
 from kernels.registry import load
@@ -82,7 +82,7 @@ def test_an_access_in_a_function_that_a_kernel_calls_is_told_with_the_call() -> 
 
 
 def test_of_functions_in_other_files_the_line_that_calls_them_is_told() -> None:
-    flash = Path(flash_v2.__file__)
+    flash = Path(forward_pass.__file__)
     frames = ((tiles.__file__, 3), (str(flash), 2), (str(flash), 1))
     shape, elements = (4,), range(4)
     access = Touched(
@@ -95,10 +95,10 @@ def test_of_functions_in_other_files_the_line_that_calls_them_is_told() -> None:
         program=0,
         frames=frames,
     )
-    assert access.claim.startswith(f"{PAST_THE_END}, but flash_v2.py:2 reads q there")
+    assert access.claim.startswith(f"{PAST_THE_END}, but forward_pass.py:2 reads q there")
     assert "in tiles.py:3" in access.detail
     finding = Finding(claim=access.claim, kind=MEMORY, detail=access.detail)
-    assert finding.origin.startswith("flash_v2.py:2 reads q")
+    assert finding.origin.startswith("forward_pass.py:2 reads q")
     assert replace(access, frames=()).claim == f"{PAST_THE_END}, but a kernel reads q there"
 
 
