@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
+from kernels.contract.consistency import check_consistent
 from kernels.contract.declaration import Claim, claim, claims_of
 from kernels.contract.names import (
     BIASES,
@@ -498,56 +499,7 @@ class Capabilities:
 
     def __post_init__(self) -> None:
         """Raise ValueError for claims that contradict each other."""
-        self._check_lengths()
-        if not self.dense and not self.ragged:
-            raise ValueError("dense: got false beside ragged=none, expected a kind of calls in ragged")
-        if not self.dense and {*self.layouts} <= {"expanded", "expanded_rows"}:
-            raise ValueError(
-                f"dense: got false beside layouts={','.join(self.layouts)}, expected a layout that holds any numbers"
-            )
-        if not self.dense:
-            self._check_kinds()
-        if self.backward == "causal" and True not in self.causal:
-            raise ValueError("backward: got causal beside causal=false, expected causal=true or causal=both")
-        if False in self.v_in_k:
-            return
-        if self.backward:
-            raise ValueError("v_in_k: got always beside backward=true, expected backward=false")
-        if min(self.v_head_dim) > min(self.head_dims):
-            wide, narrow = min(self.v_head_dim), min(self.head_dims)
-            raise ValueError(
-                f"v_in_k: got always with head_dim {narrow}, expected a v_head_dim of at most that, not {wide}"
-            )
-
-    def _check_kinds(self) -> None:
-        """Raise ValueError for what no claimed kind of ``ragged`` has, if there are no other calls."""
-        for name, none in (("bias", ()), ("dropout", (0.0,)), ("fp8_inputs", ())):
-            if (value := getattr(self, name)) != none:
-                values = ",".join(map(str, value))
-                raise ValueError(
-                    f"{name}: got {values} beside dense=false, expected none: no kind of ragged has it"
-                )
-        kinds = ",".join(self.ragged)
-        if self.key_padding and not {*self.ragged} & {*WITH_KEY_PADDING}:
-            one = " or ".join(WITH_KEY_PADDING)
-            raise ValueError(f"key_padding: got true beside dense=false and ragged={kinds}, expected {one}")
-        if self.rotary and "append" not in self.ragged:
-            raise ValueError(
-                f"rotary: got {','.join(self.rotary)} beside dense=false and ragged={kinds}, expected append"
-            )
-
-    def _check_lengths(self) -> None:
-        """Raise ValueError if no length is claimed."""
-        if self.max_seqlen_q is None:
-            return
-        least = {"min_seqlen": self.min_seqlen, "seqlen_multiple": self.seqlen_multiple}
-        if not self.unequal_lengths:
-            least["min_seqlen_k"] = self.min_seqlen_k
-        for name, value in least.items():
-            if value > self.max_seqlen_q:
-                raise ValueError(
-                    f"max_seqlen_q: got {self.max_seqlen_q} beside {name}={value}, expected at least {value}"
-                )
+        check_consistent(self)
 
     @property
     def hides_all(self) -> bool:
