@@ -79,15 +79,9 @@ class Several:
         for edit in (edit for bug in bugs for edit in bug.edits):
             texts[edit.module] = edit.apply(texts.get(edit.module) or source_of(edit.module))
         entry, _, function = self.base.partition(":")
-        return getattr(load_module(entry, dict(sorted(texts.items(), key=_imported_first))), function)
-
-
-def _imported_first(item: tuple[str, str]) -> int:
-    """Sort key: a module has to be edited before the modules that import it."""
-    return IMPORT_ORDER.index(item[0])
+        return getattr(load_module(entry, texts), function)
 
 
 HEADS, FLASH, EAGER, PARTS = (f"tests.panel.{name}" for name in ("heads", "flash", "eager", "parts"))
 TUTORIAL, SPLIT, V2 = (f"tests.panel.triton_{name}" for name in ("tutorial", "split", "v2"))
 DEMANDING = "tests.several.demanding"
-IMPORT_ORDER = (HEADS, FLASH, EAGER, PARTS, TUTORIAL, SPLIT, V2)
