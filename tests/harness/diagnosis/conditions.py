@@ -1,7 +1,7 @@
-"""What a bug needs to show, and all tensors that are wrong because of it.
+"""The conditions under which a bug shows, and all tensors that are wrong because of it.
 
-What the case as it was drawn needs is told first, in few runs: as it has many numbers, hardly a field matters in it by
-accident, and that tells one bug from another even if there is no time for anything else.
+The conditions of the drawn case come first, in few runs (``diagnosed``). It has many numbers, so that hardly a field
+matters in it by chance, and they distinguish bugs even if there is no time for the smallest case.
 """
 
 import math
@@ -52,21 +52,21 @@ from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_te
 from tests.harness.verdict import NUMBERS, Finding
 
 COUNTS = ("batch", "heads_kv", "group")
-"""Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
+"""Fields for which 1 is the best value to try: any larger one may move the error to where the numbers hide it."""
 ROWS = (*COUNTS, *LENGTHS)
-"""The fields that the number of rows of a tensor follows from."""
+"""The fields that decide how many rows a tensor has."""
 FEW_ORDINARY = 3
-"""How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
+"""How many ordinary cases of another dtype must all fail for a bug to count as one that shows in that dtype too."""
 ORDINARY_JUDGED = 8
-"""How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
+"""How many ordinary cases are run to see which tensors a bug without conditions makes wrong."""
 ASKED_OF_DESIGNS = 3
-"""In how many ordinary cases a less precise design is looked for that explains the other wrong tensors."""
+"""In how many ordinary cases it is tried whether a less precise design explains the wrong tensors but the failure's."""
 OF_SCORES = ("dq", "dk", "dbias")
-"""The gradients that are made of dS."""
+"""The gradients that are computed from dS."""
 FOLLOW = {"out": GRADIENTS, **{name: tuple(x for x in OF_SCORES if x != name) for name in OF_SCORES}}
-"""The gradients that have the roundings of a tensor, or of what it is made of."""
+"""The gradients that inherit rounding errors: all those of out; and dq, dk and dbias share those of dS."""
 AS_SMALL = 4
-"""Roundings that follow from others are at most this many times as large; those of two formats are 8 times apart."""
+"""Inherited rounding errors are at most this many times as large; those of float16 and bfloat16 differ by 8."""
 
 WHOLE_TILES = (64, 128)
 """Lengths that fill the tiles of most kernels."""
@@ -74,12 +74,12 @@ WHOLE_TILES = (64, 128)
 
 @dataclass
 class ConditionSearch:
-    """The search for what the bug behind a failure needs, and for the tensors that it spoils.
+    """The search for the conditions of the bug behind a failure, and for the tensors that it makes wrong.
 
-    ``failure`` has the smallest case that was found, ``bugs`` are those that are known of the kernel. Functions that
-    are passed in run a case; they may raise BudgetSpent, which ends the search. ``judged`` remembers what was found by
-    looking for wrong tensors. ``known_as`` are claims by which the kernel is known to be less precise: what these
-    explain is not wrong because of the bug.
+    ``failure`` has the smallest case that was found, and ``bugs`` are the kernel's known ones. ``judged`` remembers
+    what ``found`` returned. ``known_as`` are claims by which the kernel is known to be less precise: an error that they
+    explain is not due to the bug. Functions that are passed in, such as ``fails`` and ``spend``, may raise BudgetSpent,
+    which ends the search.
     """
 
     runs: Runs
@@ -90,25 +90,26 @@ class ConditionSearch:
 
     @property
     def claims(self) -> Capabilities:
-        """The claims that changed cases must meet: a case that the kernel refuses tells nothing."""
+        """The claims that admit changed cases: a case that the kernel refuses does not show whether a field matters."""
         return self.runs.claims_of(self.failure.law)
 
     def needs(
         self, witnesses: Sequence[Case], fails: Callable[[Case], bool]
     ) -> Iterator[tuple[Condition, ...]]:
-        """Yield the fields without which none of the ``witnesses`` fails; ``fails`` says whether a case does.
+        """Yield the conditions without which none of the ``witnesses`` fails, twice: a quick answer, then a better one.
 
-        They are yielded first as the witnesses tell them, then with what larger cases say, which takes many more runs.
+        The first follows from the witnesses alone. The second has been confirmed or refuted by larger cases, which
+        takes many more runs. ``fails`` says whether a case fails as the failure's own does.
         """
         case, capabilities = self.failure.case, self.claims
         varied = [x for x in fields(case, fails, capabilities) if x.matters]
         matter = [need for x in varied for need in self.as_needs(x, fails)]
-        # Lengths that do not matter as far as they were varied may still do so at whole tiles.
+        # A length for which no other value passed may still matter: all of its whole tiles may pass.
         others = (name for name in LENGTHS if name not in [need.name for need in matter])
         matter += [Condition(name, (getattr(case, name),), ()) for name in others]
         matter = [self.with_whole_tiles(need, fails) for need in matter]
         found = needs_of(matter, witnesses, fails, capabilities)
-        # A failure that comes and goes may also be absent by chance, so no field is to blame.
+        # A failure that comes and goes may be absent by chance, so that no field can be blamed for it.
         if COMES_AND_GOES in self.failure.explanation.sentences:
             yield ()
             return
@@ -118,7 +119,10 @@ class ConditionSearch:
         yield self.in_general(several, fails)
 
     def in_general(self, needs: Sequence[Condition], fails: Callable[[Case], bool]) -> tuple[Condition, ...]:
-        """Return general needs in place of those they explain, without those that matter by chance."""
+        """Return the conditions, generalised where several have one reason, without those that matter by chance.
+
+        Example: a large sm_scale and set numbers of q become one condition, on large scores.
+        """
         law = self.failure.law
 
         def look(case: Case) -> Finding | None:
@@ -131,9 +135,10 @@ class ConditionSearch:
     def with_certain(
         self, needs: Sequence[Condition], matter: Sequence[Condition], fails: Callable[[Case], bool]
     ) -> list[Condition]:
-        """Return the needs, with those that are certain, although larger cases may fail without them.
+        """Return the conditions after normal numbers in many rows have confirmed or refuted some of them.
 
-        Those that matter by accident are left out.
+        A confirmed condition is added even if it is not among ``needs``, since a larger witness may fail without it
+        because of another bug. ``matter`` are all fields that matter in the smallest case.
         """
         sure: dict[str, Condition] = {}
         others, case = list(needs), self.failure.case
@@ -145,9 +150,10 @@ class ConditionSearch:
         return [*(need for need in others if need.name not in sure), *sure.values()]
 
     def without_rows(self, needs: Sequence[Condition], fails: Callable[[Case], bool]) -> list[Condition]:
-        """Return the needs; beside a layout, without sizes above 1 that only make strides tell something.
+        """Return the conditions; if one is on a layout, without sizes that matter only because they give it strides.
 
-        Strides tell nothing in a single row, and several heads are several rows as well.
+        Example: k in the layout bnhd, with two heads. With one head a tensor in this layout lies as a contiguous one,
+        so that the bug can't show. Only the layout is a condition then.
         """
         layouts = [need for need in needs if feature(need.name).is_layout]
         if not layouts:
@@ -159,7 +165,11 @@ class ConditionSearch:
         ]
 
     def has_instead(self, need: Condition, layout: Condition, fails: Callable[[Case], bool]) -> bool:
-        """Whether a size above 1 may be another one. If the layout cures the changed case, that has the same bug."""
+        """Whether another size can stand in for this one: the case fails with 1 here and 2 there, as the same bug.
+
+        Example: it fails with heads_kv=2, and with heads_kv=1 and batch=2. It is the same bug if changing the layout
+        fixes the second case too.
+        """
         case, claims = self.failure.case, self.claims
         if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
             return False
@@ -169,10 +179,16 @@ class ConditionSearch:
         return any(fails(x) and not any(map(fails, counterfactuals(layout, x, claims))) for x in claimed)
 
     def is_of_layout(self, need: Condition, layout: Condition, fails: Callable[[Case], bool]) -> bool:
-        """Whether a size above 1 only gives a layout its strides: at 1 the tensors lie as contiguous ones do.
+        """Whether a size matters only because it gives a layout its strides: at 1 the tensors lie as contiguous ones.
 
-        Gaps may keep their strides there. If they do, and fail at this size but hold at 1, the size matters by itself.
-        The law that compares elements of a batch has nothing to compare at 1, so that no gaps tell.
+        The first rule that applies decides:
+
+        1. No, unless the tensors have strides of their own in the case, and those of contiguous tensors at size 1.
+        2. Yes, if the size is the batch and the law compares elements of a batch: at 1 it has nothing to compare, so
+           that no run can decide.
+        3. The layout ``gap`` may keep strides of its own even at size 1. If it does, the answer is no where ``gap``
+           fails at this size and passes at 1, as the size then matters by itself, and yes elsewhere.
+        4. No, if ``gap`` lies as a contiguous tensor at 1 too, or is not claimed.
         """
         case, claims = self.failure.case, self.claims
         if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
@@ -188,7 +204,16 @@ class ConditionSearch:
         return told and (fails(single) or not fails(own))
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Condition]:
-        """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""
+        """Yield the condition on a field that matters, or none if only a length of 0 passes.
+
+        1. Unequal lengths: passing values are "equal" and, if swapping the lengths fixes the case, the other order.
+        2. A huge layout: any tensor's huge strides count as one condition.
+        3. A layout that matters because it differs from another tensor's: one condition on the pair.
+        4. A count, such as heads_kv: of the passing values only 1, if it passes. With another count the wrong head may
+           be one without numbers, so that the case passes by luck.
+        5. An option with a few kinds: all values that were seen to fail.
+        6. A length: passing values, of which 0 alone is no condition, since nothing is wrong in an empty tensor.
+        """
         case, name = self.failure.case, varied.name
         own = value_of(case, name)
         if name == UNEQUAL:
@@ -199,19 +224,20 @@ class ConditionSearch:
             yield Condition(pair, ("other",), ("contiguous",))
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
-            if name in COUNTS:  # of any number but one, what is wrong may be another
+            if name in COUNTS:
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
             also = varied.fails if name in KINDS else ()
-            # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
                 yield Condition(name, (own, *also), holds)
 
     def with_ordinary_numbers(
         self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]
     ) -> tuple[Any, ...]:
-        """Return those values of a field that hold with ordinary numbers in some rows, if these show the bug; else all.
+        """Return those of the passing values of a field that also pass with normal numbers in a few more rows.
 
-        A small case has its numbers in one head or sequence, and with others it may be another one that is wrong.
+        A small case has its numbers in one head or sequence. With another count the wrong head may be one without
+        numbers, so that the case passes by luck. All values are returned if normal numbers do not show the bug, or
+        leave no passing value.
         """
         normal = longer(with_normal_numbers(self.failure.case), FEWEST)
         if not fails(normal):
@@ -219,19 +245,23 @@ class ConditionSearch:
         return tuple(x for x in holds if not fails(with_value(normal, name, x))) or holds
 
     def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
-        """Return the value of ``UNEQUAL`` with more of the other length, if the case and a longer one hold that way."""
+        """Return the value of ``UNEQUAL`` for swapped lengths if the case passes that way, in more rows too; else [].
+
+        Example: it fails with 5 queries and 9 keys, and passes with 9 queries and 5 keys, and with 73 and 69.
+        """
         case, claims = self.failure.case, self.claims
         turned = replace(case, seqlen_q=case.seqlen_k, seqlen_k=case.seqlen_q)
         both = [turned, longer(turned)]
-        if fails(
-            with_normal_numbers(case)
-        ):  # single entries may lie where nothing is wrong in the turned case
+        if fails(with_normal_numbers(case)):  # single entries may lie where the swapped case has no error
             both = [*both, *map(with_normal_numbers, both)]
         hold = all(claims.admits(x) and not fails(x) for x in both)
         return [value_of(turned, UNEQUAL)] if hold else []
 
     def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
-        """Return the name of two layouts that must differ, if one matters by differing from the other, or ""."""
+        """Return the pair of layouts that must differ, if this layout matters only by differing from another; else "".
+
+        Example: k is contiguous and v has the layout bnhd, and the case passes with bnhd for both: "k and v layouts".
+        """
         case, mine = self.failure.case, name.removesuffix("_layout")
         for other in TENSORS:
             if getattr(case, f"{other}_layout") == getattr(case, name):
@@ -242,15 +272,15 @@ class ConditionSearch:
         return ""
 
     def diagnosed(self, fails: Callable[[Case], bool]) -> tuple[Condition, ...]:
-        """Return what the case needs as far as few runs, or fewer if the time is over, can tell."""
+        """Return the conditions of the failure's case that few runs find, or those found when the time is over."""
         found: list[Condition] = []
         with suppress(BudgetSpent):
             found.extend(diagnosed(self.failure.case, fails, self.claims))
-        # As it was drawn, a case has more numbers in q than can be asked about here.
+        # A drawn case has too many numbers in q to try the same scores by other numbers.
         return without_accidents(generalise_to_scores(found, self.failure, lambda _: False))
 
     def dtypes(self, spend: Callable[[], None]) -> tuple[Condition, ...]:
-        """Return the dtype as a need if ordinary cases of other dtypes hold."""
+        """Return the dtype as a condition if ordinary cases pass in some other dtype, else no condition."""
         f, claims, holding = self.failure, self.claims, []
         for dtype in (x for x in claims.dtypes if x != f.case.dtype):
             ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
@@ -259,7 +289,7 @@ class ConditionSearch:
         return (Condition("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
 
     def with_whole_tiles(self, need: Condition, fails: Callable[[Case], bool]) -> Condition:
-        """Return a need of a length with those of ``TILES`` at which the case holds; other needs as they are."""
+        """Add to a condition on a length those of ``TILES`` at which the case passes; any other stays as it is."""
         if need.name not in LENGTHS:
             return need
         case, capabilities = self.failure.case, self.claims
@@ -268,11 +298,11 @@ class ConditionSearch:
         return replace(need, holds=(*need.holds, *holds))
 
     def with_ordinary_border(self, need: Condition, fails: Callable[[Case], bool]) -> Condition:
-        """Return a need of a large length with the border beyond which ordinary numbers show the bug.
+        """Return a condition on a large length with the tile's end beyond which normal numbers show the bug.
 
-        The few numbers of a smallest case may hide the bug at lengths that are only a little too long. It then begins
-        at the end of a tile: that length holds with many rows of ordinary numbers, and one more row or key fails. Any
-        other need is returned as it is.
+        The few numbers of the smallest case may hide the bug at lengths that are only a little above the tile. Example:
+        that case passes with 70 keys and fails with 71. With many normal numbers 64 keys pass and 65 fail, so the
+        condition becomes "above 64". A condition of another kind, or without such a tile, is returned unchanged.
         """
         side = need.side
         if side is None or side[0] != "above" or side[1] % TILES[0] == 0:
@@ -289,12 +319,16 @@ class ConditionSearch:
     def tensors_of(
         self, needs: Sequence[Condition], cases: Sequence[Case], spend: Callable[[], None]
     ) -> set[str]:
-        """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
+        """Return all tensors that are wrong because of the bug, under its own law and the basic laws.
 
-        Tensors that are still wrong when a need of the bug is taken away are another bug's, and so are those that are
-        right in its smallest case with ordinary numbers, and gradients that are wrong elsewhere while out is right. A
-        bug that needs no numbers of its own shows with normal ones what few numbers hide, and in more rows and keys
-        what one of them hides: of one key, dq and dk are 0.
+        ``cases`` show the bug. If it needs no special numbers, its smallest case is tried with normal numbers too, and
+        in more rows and keys: with one key, for example, dq and dk are 0 and can't be wrong. Of the tensors that are
+        wrong, these are left out, as they belong to another bug:
+
+        1. tensors that stay wrong when a condition of the bug is removed;
+        2. tensors that are right in the dense case (``symptoms_on_dense_case``), if that shows the bug at all;
+        3. if out is wrong, gradients that at other lengths are wrong where out is right;
+        4. tensors that no single mistake makes wrong together with the failure's own (``kindred``).
         """
         f, own = self.failure, self.failure.law
         if not any(need.name in (SCORES, NAN, *VALUES_OF) for need in needs):
@@ -323,19 +357,21 @@ class ConditionSearch:
         return self.kindred(found)
 
     def longer(self, case: Case, needs: Sequence[Condition]) -> Iterator[Case]:
-        """Yield the case with more rows and keys, if it is claimed and has what the bug needs."""
+        """Yield the case with more rows and keys, if it is claimed and meets the bug's conditions."""
         more = longer(case)
         if self.claims.admits(more) and all(need.is_met(more) for need in needs):
             yield more
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
-        """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
+        """Return the tensors that are wrong in every ordinary case in which the failure's own tensor is wrong.
 
-        This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
-        Another bug that shows in every ordinary case may still hold with few rows and keys, so those are tried as well.
-        Of a law whose calls no basic law makes, its own cases are asked.
-        Tensors that are wrong where this failure's own tensor is right are another bug's. Gradients that follow from
-        roundings of these tensors are among them, even if they are wrong in some cases only.
+        This is for a bug without conditions. Its small cases can't answer, as they were shrunk to show one tensor. The
+        law ``backward`` is run, or the failure's own law if the kernel has no backward or no basic law makes its calls.
+
+        1. Cases with few rows and keys are run too: a second bug that shows in every ordinary case may pass there.
+        2. Tensors that are wrong in a case where the failure's own tensor is right belong to another bug.
+        3. A rounding error: gradients that inherit it are added, even if they are wrong in some cases only.
+        4. Any other error: tensors that a less precise design explains are left out.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
@@ -357,9 +393,10 @@ class ConditionSearch:
         return self.kindred(always)
 
     def beyond_any_design(self, law: str, cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
-        """Return the tensors, beside this failure's own, that are wrong in a case and that no one design explains.
+        """Return the tensors, except the failure's own, that are wrong in any of the cases and that no design explains.
 
-        The others are wrong because the kernel is less precise than claimed, which may not be known of it so far.
+        Wrong tensors that a design explains are wrong because the kernel is less precise than claimed. It need not be
+        known as such yet.
         """
         found = set()
         for case in cases:
@@ -372,10 +409,10 @@ class ConditionSearch:
     def rounded_after(
         self, tensor: str, law: str, found: Mapping[Case, set[str]], spend: Callable[[], None]
     ) -> Iterator[str]:
-        """Yield the gradients that follow from a tensor, and whose errors are about as small where they are wrong.
+        """Yield the gradients that inherit rounding errors of a tensor, and are wrong by about as much in some case.
 
-        Whether roundings that gradients inherit are above their bounds is decided by the numbers of a case. ``found``
-        are cases with all that is wrong in them.
+        The numbers of a case decide whether an inherited rounding error exceeds its bound, so one case is enough.
+        ``found`` has cases with all tensors that are wrong in them.
         """
         for other in FOLLOW.get(tensor, ()):
             case = next((case for case, wrong in found.items() if {tensor, other} <= wrong), None)
@@ -385,25 +422,25 @@ class ConditionSearch:
                     yield other
 
     def error_alone(self, tensor: str, law: str, case: Case, spend: Callable[[], None]) -> float:
-        """Return the relative error of a tensor that is wrong in a case, or infinity if that is not known."""
+        """Return the relative error of a tensor in a case, or infinity if none is reported for this tensor alone."""
         spend()
         ignored = frozenset({*OUTPUTS} - {tensor})
         finding = self.runs.wrong(law, case, ignored, SHRINKING_SAFETY, self.known_as)
         return math.inf if finding is None or finding.relative is None else float(finding.relative)
 
     def kindred(self, wrong: set[str]) -> set[str]:
-        """Return the tensors that one mistake may have made wrong together with the failure's own."""
+        """Return those of the wrong tensors that one mistake may have made wrong together with the failure's own."""
         own = self.failure.finding.tensor
         return {tensor for tensor in wrong if "out" in wrong or are_kindred({own}, {tensor})}
 
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
-        """Return the tensors that are wrong in a case."""
+        """Return the tensors that are wrong in a case, if it fails in the same kind of way as the failure."""
         finding = self.found(case, law, spend)
         same = finding is not None and finding.signature == self.failure.finding.signature
         return wrong_tensors(finding) if finding and same else set()
 
     def found(self, case: Case, law: str, spend: Callable[[], None]) -> Finding | None:
-        """Return what is found in a case, and remember it."""
+        """Run a law on a case, and return the finding, which is remembered."""
         if (law, case) not in self.judged:
             spend()
             asked = law, case, self.failure.ignored, SHRINKING_SAFETY, self.known_as
@@ -412,10 +449,11 @@ class ConditionSearch:
 
 
 def explained(needs: Sequence[Condition], failure: Failure) -> list[Condition]:
-    """Return what a case needs as it was drawn, corrected by what is told of the smallest case that was made of it.
+    """Return the conditions of the drawn case, corrected by the explanation of the smallest case.
 
-    A field that does not matter there is not needed. One that matters, and that shrinking had to leave at a special
-    value, is needed too.
+    1. A condition is dropped if its field does not matter in the smallest case.
+    2. A condition is added on each field that matters there and that shrinking could not simplify, such as causal.
+       Lengths are not added.
     """
     case, told = failure.case, {x.name: x for x in failure.explanation.fields}
     kept = [need for need in needs if need.name not in told or told[need.name].matters]
@@ -429,10 +467,10 @@ def explained(needs: Sequence[Condition], failure: Failure) -> list[Condition]:
 
 
 def without_lengths_of_no_rule(needs: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Return the needs; beside one that tells bugs apart, without lengths of which only a few are known to hold.
+    """Return the conditions; if one distinguishes bugs, without those on lengths that fail by no known rule.
 
-    If these are neither all above nor all below that of the smallest case, nor whole tiles, they may hold by chance,
-    and a failing case of such a length may be of the same bug.
+    Example: with causal, 9 keys fail and 7 and 11 pass. Passing lengths are neither all above nor all below the failing
+    one, nor whole tiles, so they may pass by chance, and a failure at 7 keys may be the same bug.
     """
     telling = any(need.is_telling for need in needs)
     return tuple(
@@ -443,34 +481,42 @@ def without_lengths_of_no_rule(needs: Sequence[Condition]) -> tuple[Condition, .
 
 
 def without_several_keys(needs: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Return the needs of a bug of dq or dk without that of more than one key, unless it is the only one.
+    """Return the conditions of a bug of dq, dk or dbias without "more than one key", unless it is the only one.
 
-    With one key dS is 0, so that dq and dk are right whatever the bug does. NaN among the scores shows it all the same.
+    With one key dS is 0, so that these gradients are right whatever the bug does. NaN among the scores shows the bug
+    all the same, so that the number of keys is no condition.
     """
     others = tuple(need for need in needs if (need.name, need.side) != ("seqlen_k", ("above", 1)))
     return others or tuple(needs)
 
 
 def without_accidents(needs: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Return each need once, without those that others imply.
+    """Return one condition for each field, without those that another condition implies.
 
-    The dtype counts only if ordinary numbers show the bug, because special numbers are special to a format. Neither
-    does a count of 1 tell anything then: with more heads or batches the special numbers are elsewhere.
+    1. Special numbers imply the dtype, because numbers such as the largest one are special to a format. They imply a
+       count of 1 as well: with more heads or sequences the set entries are in other places.
+    2. Large scores imply head_dim: scores are sums of head_dim products, by default scaled by it.
+    3. Unequal lengths imply each length, since changing one length may make both equal. A confirmed condition on a
+       length stays.
     """
     unique: dict[Any, Condition] = {need.name: need for need in needs}
     if not unique.keys().isdisjoint((SCORES, NAN)) or any(name.endswith("_values") for name in unique):
         unique.pop("dtype", None)
         singles = [name for name in (*COUNTS, HEADS) if name in unique and unique[name].fails[0] == 1]
         unique = {name: need for name, need in unique.items() if name not in singles}
-    if SCORES in unique:  # they are sums of head_dim products, by default scaled by it
+    if SCORES in unique:
         unique.pop("head_dim", None)
-    if UNEQUAL in unique:  # a change of one length may make both equal
+    if UNEQUAL in unique:
         unique = {name: need for name, need in unique.items() if need.is_certain or name not in LENGTHS}
     return tuple(unique.values())
 
 
 def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Condition]:
-    """Yield the fields of a case without whose values it does not fail; ``fails`` may end the search."""
+    """Yield a condition for each field of which other values, a few of which are tried, make the case pass.
+
+    Layouts are tried one by one only if making all of them contiguous fixes the case, and single lengths only if equal
+    lengths do not. ``fails`` may raise BudgetSpent, which ends the search.
+    """
     lengths_tell = True
     all_contiguous = reduce(lambda x, name: with_value(x, name, "contiguous"), LAYOUT_FIELDS, case)
     layouts_matter = all_contiguous != case and not (
@@ -484,7 +530,7 @@ def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilit
         changed = [(value, with_value(case, name, value)) for value in values]
         claimed = [(value, x) for value, x in changed if x != case and capabilities.admits(x)]
         holds = [value for value, x in claimed if not fails(x)]
-        if name == UNEQUAL:  # short ones may cure a case by being short
+        if name == UNEQUAL:  # all equal lengths must fix the case: a short one may fix it by being short
             holds = ["equal"] if holds and len(holds) == len(claimed) else []
             lengths_tell = not holds
         if holds:
@@ -511,6 +557,6 @@ def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str,
 
 
 def _beside(value: int, allowed: tuple[int, ...]) -> list[int]:
-    """Return the allowed values next to one."""
+    """Return the allowed values next below and next above a value."""
     at = allowed.index(value)
     return [*allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2]]
