@@ -1,7 +1,8 @@
-"""What a bug surely needs: with ordinary numbers in many rows it shows, and without the needed field it does not.
+"""Confirm or refute a bug's conditions, by normal numbers in many rows.
 
-In the smallest case of a bug nearly all numbers are 0, so that much matters by accident; and larger cases, which tell
-what matters by accident, may fail because of other bugs. With ordinary numbers in many rows nothing does.
+In the smallest case of a bug nearly all numbers are 0, so that a field may matter by chance. In a dense case, with
+normal numbers in many rows, no field does: a condition is confirmed if the dense case shows the bug and changing the
+field fixes it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,29 +32,35 @@ Fails = Callable[[Case], bool]
 
 TRIED = (3, 192, 128, 4, 5, 6, 8, 9, 16, 17, 20, 24, 32, 33, 39, 48, 49, 64, 65, 96, 129, 256)
 """The lengths at which a search for a border tries a bug: some below, at and above the ends of tiles of each size.
-Two of them leave 2 or 3 beside tiles of 4, by which one above a multiple is told from no multiple.
+6 and 39 leave 2 and 3 when divided by 4, which distinguishes "one above a multiple of 4" from "no multiple of 4".
 
-Where the bug shows at all of them, or at none, the first three tell that there is no border.
+The first three are far apart: if the bug shows at all of them, or at none, hardly a rule is left to try.
 """
 ALIKE = (35, 37, 39, 41)
-"""Lengths between the ends of the same tiles, whatever the tiles are. Where only some of them show a bug, that depends
-on what they leave when divided by some number, as where keys are split into as many parts as there is room for.
+"""Odd lengths between 32 and 48, hence between the same ends of tiles of 16 and more. If only some of them show a bug,
+it is no tile that decides, but what a length leaves when divided by some number, as where keys are split among
+processors.
 """
 SCALING = ("sm_scale", "head_dim")
-"""Fields that make scores larger or smaller. Where the softmax has few large weights, wrong small ones hardly show."""
+"""Fields that scale all scores. Large scores leave few large weights, beside which wrong small ones hardly show."""
 SEEDS = 4
-"""A changed case is tried with this many seeds where its numbers may hide a bug that it has."""
+"""How many seeds are tried of a changed case whose numbers may hide the bug."""
 OTHER_LENGTHS = (LONGER + 1, LONGER + 8, LONGER)
-"""What the other length is while one is varied: the first of these that is claimed. Odd lengths fill no tile."""
+"""The number of keys while that of queries is varied, and the reverse: the first of these that is claimed."""
 
 
 def confirmed(
     matter: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
 ) -> Iterator[Condition]:
-    """Yield the needs that ordinary numbers confirm, and one of tiles that are not full if it takes both lengths.
+    """Yield the conditions that dense cases confirm; none if no dense case shows the bug.
 
-    ``matter`` are the fields that matter in the smallest case. Nothing is certain of a bug that ordinary numbers do not
-    show there. ``fails`` may raise BudgetSpent.
+    1. A condition of ``matter``, on fields that matter in the smallest case, is confirmed if changing the field fixes
+       the dense case.
+    2. A condition on one length is found by a rule about the ends of tiles (``_borders``).
+    3. If there is none, a length may fail by no such rule (``_lengths_of_no_rule``).
+    4. If neither length is enough, the bug may show where neither length fills its tiles (``_of_both``).
+
+    ``fails`` may raise BudgetSpent.
     """
     shows = claimed_and(fails, capabilities)
     few = with_normal_numbers(replace(case, **{name: max(FEWEST, getattr(case, name)) for name in LENGTHS}))
@@ -79,11 +86,14 @@ def refuted(
     fails: Fails,
     capabilities: Capabilities,
 ) -> Iterator[Condition]:
-    """Yield those of a bug's needs that ordinary numbers refute, given what is ``sure`` of it.
+    """Yield those conditions that dense cases refute, given the confirmed ones (``sure``).
 
-    Ordinary numbers show it without the needed value too, or as they are where special numbers are needed, at all
-    lengths at which they show it. That it is this bug, and no other of the same tensors, is known by what is surely
-    needed, which cures these cases as well. ``fails`` may raise BudgetSpent.
+    Every dense case that shows the bug must still show it after the field of the condition was changed. A condition on
+    special numbers is refuted by dense cases as they are. Another bug may make the same tensors wrong there, so each
+    confirmed condition must fix the changed case as well.
+
+    Example: causal is confirmed, and group=2 matters in the smallest case. With normal numbers group=1 fails too, and
+    causal=False fixes it: group is refuted. ``fails`` may raise BudgetSpent.
     """
     telling = [need for need in sure if need.is_telling]
     shows = claimed_and(fails, capabilities)
@@ -102,17 +112,17 @@ def refuted(
 
 
 def _with_other_numbers(need: Condition, changed: Case) -> Iterator[Case]:
-    """Yield a case in which the field of a need was changed, with several seeds if that changes the scores."""
+    """Yield a case in which the field of a condition was changed, with several seeds if the change scales scores."""
     return with_seeds(changed, SEEDS if need.name in SCALING else 1)
 
 
 def claimed_and(fails: Fails, capabilities: Capabilities) -> Fails:
-    """Return whether a case is claimed and fails, which is remembered."""
+    """Return a function that says whether a case is claimed and fails; it remembers its answers."""
     return cache(lambda case: capabilities.admits(case) and fails(case))
 
 
 def _ordinary(case: Case) -> Iterator[Case]:
-    """Yield the case with ordinary numbers, in more rows and keys, and in its own if these are many."""
+    """Yield the case with normal numbers: with 64 more rows and keys, with 192 more, and as it is if it has enough."""
     normal = with_normal_numbers(case)
     yield longer(normal)
     yield longer(normal, 3 * LONGER)
@@ -122,7 +132,11 @@ def _ordinary(case: Case) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Which of the lengths that are tried show a bug; ``is_met`` says whether the smallest case does, by its length."""
+    """A rule by which a length decides whether a bug shows, such as "more than 64 keys".
+
+    ``showing`` are the lengths of ``TRIED`` that show the bug by this rule, ``need`` is the condition that says so, and
+    ``is_met`` whether the smallest case's length does too.
+    """
 
     showing: frozenset[int]
     need: Condition
@@ -132,11 +146,14 @@ class _Rule:
 def _borders(
     name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
 ) -> Iterator[Condition]:
-    """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
+    """Yield the condition on one length that explains at which of the lengths ``TRIED`` the dense case fails.
 
-    Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
-    something is wrong, and the need is the one that the smallest case meets. If it meets both, it is the one that shows
-    by itself at the nearest length: where the other one shows as well, nothing is known of it.
+    1. One rule of ``_rules`` or ``_beyond`` explains all outcomes. Example: 64 keys and fewer pass, 65 and more fail:
+       "above 64".
+    2. Or two rules together do, since another bug of the same tensors may show by a rule of its own. Example: up to 16
+       keys fail, and so do 65 and more. The condition is the rule that the smallest case meets. If it meets both, it is
+       the rule that alone explains a failure at the nearest length.
+    3. No condition, if no rule is left, or if all claimed lengths fail or all pass.
     """
     own, tried = getattr(case, name), {}
     rules = [*_rules(name, own)]
@@ -150,7 +167,7 @@ def _borders(
         left = [together for together in left if any(x in rule.showing for rule in together) == tried[x]]
         if not left:
             return
-    if len({*tried.values()}) < 2:  # where no claimed length is on the other side, nothing tells a border
+    if len({*tried.values()}) < 2:
         return
     met = [rule for rule in left[0] if rule.is_met]
     if met:
@@ -158,13 +175,16 @@ def _borders(
 
 
 def _distance(own: int, rule: _Rule, together: tuple[_Rule, ...]) -> int:
-    """Return how far a length is from the nearest one that shows a bug by one of the rules alone."""
+    """Return how far a length is from the nearest one that shows a bug by this rule and no other of ``together``."""
     others = frozenset[int]().union(*(x.showing for x in together if x is not rule))
     return min(abs(x - own) for x in rule.showing - others)
 
 
 def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: Capabilities) -> bool | None:
-    """Return whether a case shows the bug with another length beside one that fills no tile; None if it may not."""
+    """Return whether a case with ``name`` at this length shows the bug; None if no such case is claimed.
+
+    The other length is one of ``OTHER_LENGTHS``.
+    """
     (other,) = {*LENGTHS} - {name}
     of_length = with_value(shown, name, length)
     beside = (with_value(of_length, other, y) for y in OTHER_LENGTHS)
@@ -175,7 +195,7 @@ def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: C
 def _lengths_of_no_rule(
     name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
 ) -> Iterator[Condition]:
-    """Yield a need of one length if only some of the lengths ``ALIKE`` show the bug, whatever the seed is."""
+    """Yield a condition on one length if some of the lengths ``ALIKE`` fail and others pass, whatever the seed."""
     showing: dict[int, set[bool | None]] = {}
     for x in ALIKE:
         showing[x] = {_shows_at(x, name, of_seed, shows, capabilities) for of_seed in with_seeds(shown, 2)}
@@ -188,19 +208,27 @@ def _lengths_of_no_rule(
 
 
 def _are_apart(together: tuple[_Rule, ...]) -> bool:
-    """Whether two rules leave lengths that hold, and neither says what the other does."""
+    """Whether two rules can be told apart: each has a length of its own, and some tried length passes by both."""
     one, other = (rule.showing for rule in together)
     return not one <= other and not other <= one and one | other < {*TRIED}
 
 
 def _rules(name: str, own: int) -> Iterator[_Rule]:
-    """Yield what a length may have to do with tiles of each size, where ``own`` is the length in the smallest case."""
+    """Yield four rules for each size of tiles; ``own`` is the length in the smallest case.
+
+    With tiles of 64, the lengths that fail are
+
+    1. those above 64: a bug of the second tile;
+    2. those up to 64: a bug of cases with a single tile;
+    3. those that are no multiple of 64: a bug of a last tile that is not full;
+    4. those one above a multiple of 64: a bug that drops a last tile with a single row or key.
+    """
     tried = frozenset(TRIED)
     for size in SIZES_OF_TILES:
         whole = tuple(x for x in TRIED if x % size == 0)
         above = frozenset(x for x in TRIED if x > size)
         one_above = frozenset(x for x in TRIED if x % size == 1)
-        # The lengths that hold are those next to the border, so that ``Need.side`` tells the rule.
+        # Passing lengths are given next to the border, so that ``Condition.side`` finds the rule in them.
         rules = (
             (above, own > size, (size,)),
             (tried - above, own <= size, (size + 1, size + 2)),
@@ -212,25 +240,27 @@ def _rules(name: str, own: int) -> Iterator[_Rule]:
 
 
 def _beyond(name: str, own: int) -> Iterator[_Rule]:
-    """Yield, for tiles of each size, that a bug shows if the last tile is not full and other tiles come before it.
+    """Yield, for each size of tiles, the rule that the last tile is not full and other tiles come before it.
 
-    ``own`` is the length in the smallest case.
+    With tiles of 64, 65 to 127 fail, and so do 129 to 191, but 63, 64 and 128 pass. ``own`` is the length in the
+    smallest case.
     """
     for size in SIZES_OF_TILES:
         showing = frozenset(x for x in TRIED if x > size and x % size)
         whole = (x for x in TRIED if x % size == 0)
-        # The length below a tile, and whole tiles above the smallest case's length, let ``Need.side`` tell the rule.
+        # ``Condition.side`` finds the rule by these: a length below one tile, and whole tiles up to beyond ``own``.
         holds = (size - 1, *whole, (own // size + 1) * size)
         yield _Rule(showing, Condition(name, (own,), holds, is_certain=True), own > size and own % size != 0)
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Condition]:
-    """Yield a need of tiles if the bug shows where neither length fills its tiles, and not where both do.
+    """Yield a condition on tiles if the bug shows where neither length fills its tiles, and not where both do.
 
-    Only lengths of the same order as in the smallest case are tried: equal ones, more queries or more keys. Whole tiles
-    of another order may hold although those of this order fail, so that tiles are not what the bug needs.
+    Lengths are tried in the order of the smallest case's: equal, more queries, or more keys. Order may matter by
+    itself, so whole tiles in another order would show nothing about tiles. Example, for tiles of 64 and equal lengths:
+    192 and 192 pass, while 193 and 193 fail, and so do 255 and 255.
     """
-    # These are odd numbers of tiles, so that tiles of twice the size are not full.
+    # With an odd number of tiles, tiles of twice the size are not full.
     queries = 5 if case.seqlen_q > case.seqlen_k else 3
     keys = 5 if case.seqlen_k > case.seqlen_q else 3
     for size in SIZES_OF_TILES:
