@@ -1,8 +1,8 @@
 """Why a case fails: what its wrong elements have in common, which fields matter, and what that points to.
 
-Each field is changed by itself, to its simplest value and to the nearest ones. As the case has been shrunk, none of the
-features that are left could be left out by itself. A length alone is not named as a cause, since most failures need
-some rows; how it relates to the tiles is.
+Each field is changed by itself, to its simplest value and to the nearest ones. As the case has been shrunk, no feature
+that it still has could be removed alone. A length itself is not named as a cause, since most failures require some
+rows; its relation to the tiles is, such as "a last tile of keys that is not full".
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,24 +29,24 @@ from tests.harness.clock import BudgetSpent
 from tests.harness.running.runs import Seen
 
 FURTHER = 70
-"""This many more queries and keys reach into one more tile, for most tile sizes."""
+"""How many queries and keys are added: for most tile sizes, they reach into one more tile."""
 WIDE = 16
-"""From this many columns on, a single wrong one stands out."""
+"""With at least this many columns, a single wrong column stands out."""
 
 TELLING_SCALE = 0.3
 """Differs from every other constant in ``known_numbers``, so that a wrong factor of 0.3 is named unambiguously."""
 
 FEW_COLUMNS = 16
-"""A head_dim up to this may matter only because another one gives the case other numbers, so it is not named."""
+"""A head_dim up to this is not named: it may matter only because changing it changes the numbers of the case."""
 
 FEW_ENTRIES = 16
 """A case with more single entries than this was not shrunk to its end."""
 
 CONSTANT = ("zeros", "ones")
-"""Families of values that stay the same in another shape or layout."""
+"""Families of numbers that stay the same in another shape or layout."""
 
 UNSCALED = ("zeros",)
-"""Families of values that make every score 0, whatever the scale and the number of columns."""
+"""Families of numbers that make every score 0, whatever the scale and the number of columns."""
 
 SCORING = {"head_dim", "sm_scale"}
 """Fields that change all scores."""
@@ -65,10 +65,11 @@ def explain(
 ) -> Explanation:
     """Explain a failing case.
 
-    ``fails`` says whether a case breaks the law, or None if that is not known. ``look`` returns what is seen in a
-    case that fails as this one does, and None for any other; it is None if no number is wrong. Either may raise
-    BudgetSpent, which ends the search with what is known by then. With ``lengths_tell=False``, lengths are not
-    named as causes, because the law draws others, up to those of the case.
+    ``fails`` says whether a case breaks the law, or None if that is not known. ``look`` describes the wrong elements of
+    a case that fails as this one does, and returns None for any other case; ``look`` itself is None if the failure has
+    no wrong numbers. Either may raise BudgetSpent, which ends the search with what is known by then. With
+    ``lengths_tell=False`` lengths are not named as causes, because the law draws lengths of its own, up to those of the
+    case.
     """
     known = Explanation()
     with suppress(BudgetSpent):
@@ -98,12 +99,12 @@ def explain(
 
 
 def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
-    """Return the case with more numbers, and with other sizes than that of the field.
+    """Return a larger case with normal numbers, in which the field keeps its value even if it is a size.
 
-    A small case may hold by luck without a feature, and with the feature fail only because of its few numbers.
+    A small case may pass without a feature by luck, and its few numbers may be all that makes it fail with the feature.
     """
     larger = next(_larger(case, capabilities))
-    # The default scale follows from head_dim.
+    # The default sm_scale is computed from head_dim, so head_dim is kept for it.
     size = "head_dim" if field.name == "sm_scale" else field.name
     if size in SIZES:
         larger = replace(larger, **{size: getattr(case, size)})
@@ -111,7 +112,7 @@ def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
 
 
 def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:
-    """Say whether the case fails otherwise, or not at all, when it is run again; [] if it fails in the same way."""
+    """Run the case twice, and return a sentence if it passes, or if the two runs differ; [] if they are the same."""
     first, second = look(case), look(case)
     if first is None or second is None:
         return [COMES_AND_GOES]
@@ -119,9 +120,9 @@ def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:
 
 
 def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield cases in which more elements can be wrong, the largest first, then the case itself.
+    """Yield larger cases with normal numbers, the largest first, and at last the case itself.
 
-    A case that was shrunk shows one wrong element, and does not show where others would be.
+    A shrunk case has one wrong element; a larger case shows the pattern, such as "every row of the last tile".
     """
     wide = next((x for x in capabilities.head_dims if x >= WIDE), case.head_dim)
     dense: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
@@ -136,10 +137,10 @@ def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:
 
 
 def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capabilities) -> Iterator[Field]:
-    """Yield every field of which the kernel claims other values, first those that are not at their simplest value.
+    """Vary every field of which the kernel claims other values, first those that are not at their simplest value.
 
-    ``fails`` is that of ``explain``. Unequal lengths are not yielded as a field if the case holds with other unequal
-    lengths of which the same one is the longer.
+    ``fails`` is that of ``explain``. Unequal lengths do not matter as such, and are left out, if the case passes with
+    other unequal lengths in the same order. Example: 5 queries and 9 keys fail, 5 queries and 8 keys pass.
     """
     simple = {**SIMPLEST, **{name: values[0] for name, values in capabilities.launch.items()}}
     others = [(name, value_of(case, name), values) for name, values in _others(case, capabilities)]
@@ -155,7 +156,7 @@ def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capab
         if outcomes:
             held = tuple(other for _, other, failed in outcomes if not failed)
             holding += held
-            # If some equal lengths fail too, a claim that excludes unequal ones would not help.
+            # If some equal lengths fail too, a claim that excludes unequal lengths does not exclude the bug.
             excluded = held and (name != UNEQUAL or len(held) == len(outcomes))
             told = [(f"both {x}" if name == UNEQUAL else text(x), failed) for x, _, failed in outcomes]
             yield Field(
@@ -169,7 +170,7 @@ def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capab
 
 
 def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield each field with the values to try for it, among which its own may be."""
+    """Yield each field with the values to try for it. The case's own value may be among them."""
     for name in SIZES:
         value = getattr(case, name)
         allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
@@ -186,11 +187,15 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | None]) -> bool:
-    """Whether a case with another head_dim may hold only because entries are set in other columns.
+    """Whether a case with another head_dim may pass only because its set entries are in other columns.
 
-    Columns are taken modulo head_dim. If the case itself holds with its entries in the other case's columns, normal
-    numbers without any entry set tell whether head_dim matters. So they do if v is the first columns of k, as it
-    depends on head_dim then which of k's columns are not v's.
+    Columns are taken modulo head_dim: an entry in column 20 of 32 is in column 4 of 16.
+
+    1. No, if the case itself has its entries in the same columns as the changed case, or fails all the same with its
+       entries moved there. Rule 1 is left out if v is the first columns of k, since head_dim then decides which columns
+       of k are not those of v.
+    2. Else both cases are tried with normal numbers and no set entries. No, if the case fails and the changed one
+       passes, so that head_dim itself matters; yes otherwise.
     """
     moved = _in_columns_of(changed, case)
     if not case.v_is_of_k and (moved == _in_columns_of(case, case) or fails(moved)):
@@ -200,14 +205,14 @@ def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | Non
 
 
 def _in_columns_of(other: Case, case: Case) -> Case:
-    """Return the case with its entries set in the columns in which the other case has them."""
+    """Return the case with its entries moved to the columns in which ``other``, of another head_dim, has them."""
     columns = (spike.index[3] % other.head_dim % case.head_dim for spike in case.spikes)
     moved = (replace(x, index=(*x.index[:3], at)) for x, at in zip(case.spikes, columns, strict=True))
     return replace(case, spikes=tuple(moved))
 
 
 def _is_unequal_as(case: Case, other: Case) -> bool:
-    """Whether a case differs in its lengths alone, neither of them 0, of which the same one is the longer."""
+    """Whether ``other`` differs from a case in lengths alone, which are not 0, and unequal in the same order."""
     lengths = (other.seqlen_q, other.seqlen_k)
     if replace(other, seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k) != case:
         return False
@@ -215,13 +220,16 @@ def _is_unequal_as(case: Case, other: Case) -> bool:
 
 
 def _near(value: int, allowed: Sequence[int]) -> list[int]:
-    """Return the smallest allowed value, those next to this one, and the largest."""
+    """Return the smallest and the largest allowed value, and those next below and next above this value."""
     at = list(allowed).index(value)
     return [allowed[0], *allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2], allowed[-1]]
 
 
 def _whole_tiles(length: int, block: int) -> list[int]:
-    """Return the length of the filled tiles, of the touched ones, and of one more; none if tiles are not known."""
+    """Return lengths near this one that fill their tiles; none if the size of tiles is not known.
+
+    For length 100 and tiles of 64: 64 (the tiles that it fills), 128 (those that it touches), 192 (one tile more).
+    """
     if not block:
         return []
     filled, touched = length // block, -(-length // block)
@@ -229,7 +237,7 @@ def _whole_tiles(length: int, block: int) -> list[int]:
 
 
 def _claim_without(name: str, case: Case, c: Capabilities) -> str:
-    """Return the claim that leaves out this value of the field, if one does and a kernel might be meant that way."""
+    """Return a plausible claim that excludes this value of the field, such as ``layouts=contiguous``, or ""."""
     if name == "head_dim":
         powers = [x for x in c.head_dims if x.bit_count() == 1]
         return "" if case.head_dim in powers else f"head_dims={','.join(map(str, powers))}"
@@ -248,13 +256,21 @@ def _leaves_out(claim: Claim, name: str, case: Case) -> bool:
 def causes(
     case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]
 ) -> list[tuple[Field, str]]:
-    """Return the features and launch settings that a failure points to, each with its field; () if nothing is certain.
+    """Return the features and launch settings that a failure points to, each with its field; [] if none is clear.
 
-    ``launch`` are the settings that are claimed.
+    ``launch`` has the claimed values of each launch setting.
+
+    1. No cause, if every change fixes the case: then all fields seem to matter by chance.
+    2. head_dim is no cause if the default sm_scale, which is computed from it, matters by itself, or if the kernel may
+       choose its tiles by head_dim.
+    3. If the dtype matters, causes of ``STRUCTURE`` are named in its place, since in another dtype numbers may be
+       rounded to the right result by luck. If there are none, the dtype is named, unless an sm_scale other than the
+       default matters: the dtype may then only decide how large a number must be.
+    4. Beside causal, tiles are no cause, because another length moves the diagonal. No queries and no keys remain.
+    5. Beside tiles, the launch setting of their size is no cause.
     """
     if not any(x.fails for x in fields):
-        return []  # it goes away with any change, so all of them seem to matter by accident
-    # The default scale follows from head_dim.
+        return []
     scale_tells = any(x.name == "sm_scale" and x.value == "default" and "1.0" in x.holds for x in fields)
     found = [
         (x, cause)
@@ -264,25 +280,23 @@ def causes(
         for cause in _of_a_field(case, x, launch)
     ]
     named = {x.name for x, _ in found}
-    if "dtype" in named:  # other numbers may be rounded the right way by luck
+    if "dtype" in named:
         structure = [(x, cause) for x, cause in found if x.name in STRUCTURE]
-        # If a scale other than the default matters too, the dtype may only decide how large a number must be.
         scaled = any(x.name == "sm_scale" and "default" in x.holds for x in fields)
         return structure or [(x, cause) for x, cause in found if x.name == "dtype" and not scaled]
-    if "causal" in named:  # another length moves the diagonal
+    if "causal" in named:
         found = [(x, cause) for x, cause in found if x.name not in TILES_OF or cause.startswith("no_")]
-    # If tiles are named, it is no news that another launch setting makes them smaller or larger.
     tiled = {TILES_OF[x.name] for x, _ in found if x.name in TILES_OF}
     return [(x, cause) for x, cause in found if x.name not in tiled]
 
 
 def _has_tiles_of_its_own(case: Case) -> bool:
-    """Whether a kernel may choose its tiles of several rows itself, which most kernels do by head_dim."""
+    """Whether the kernel itself chooses the size of its tiles, mostly by head_dim, and the case has several rows."""
     return max(case.seqlen_q, case.seqlen_k) > 1 and not case.blocks.keys() >= set(TILES_OF.values())
 
 
 def _tells(case: Case, name: str) -> bool:
-    """Whether another value of a field changes nothing else: neither the numbers nor strides that follow from it."""
+    """Whether changing a field changes nothing else: neither numbers nor strides."""
     if name in STRUCTURE or name == "dtype":
         return True
     neutral = UNSCALED if name in SCORING else CONSTANT
@@ -297,26 +311,35 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.name == "head_dim":
         return _of_head_dim(field)
     if field.name == UNEQUAL:
-        # Unequal lengths are not named if one is 0 or matters by itself, nor if single entries are set, because in
-        # another shape these are in other places.
+        # Not named if a length is 0 (then one equal length is tried, not two), if some equal lengths fail too, or if
+        # single entries are set, which are in other places in another shape.
         return [] if field.fails or len(field.holds) < 2 or case.spikes else [UNEQUAL]
     if field.name == "sm_scale" and field.value == "default":
-        # The scale may be forgotten or applied twice, which can't be seen with a scale of 1.
+        # A kernel that forgets the scale, or applies it twice, passes with a scale of 1.
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
     if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
-        return []  # in another layout the tensor has other numbers
+        return []  # an expanded tensor repeats its numbers, so that another layout changes them
     simple = launch[field.name][0] if field.name in launch else SIMPLEST[field.name]
-    # Fewer bits allow larger errors, so that a failure in float32 alone may be present in every dtype.
+    # Only the simplest value decides. float32 alone is no cause: dtypes of fewer bits allow larger errors, which may
+    # hide the same bug.
     return [field.name] if text(simple) in field.holds else []
 
 
 def _of_a_length(field: Field, block: int) -> list[str]:
-    """Return on which side of a line all failing lengths are, if a length that holds is on the other."""
+    """Return how failing lengths relate to tiles of ``block`` rows, if passing lengths relate to them otherwise.
+
+    Examples, with tiles of 64 keys:
+
+    1. "no_keys": only 0 keys fail.
+    2. "key_tail", a last tile that is not full: 63 and 65 keys fail, 64 and 128 pass.
+    3. "key_tiles", the number of tiles: 65 and 128 keys fail, 64 and fewer pass. Or failures begin at the end of a
+       later tile: 129 and 130 keys fail, 128 and fewer pass.
+    """
     rows = "query" if field.name == "seqlen_q" else "key"
     fails, holds = _numbers(field)
     if fails == [0]:
         return ["no_queries" if rows == "query" else "no_keys"]
-    if not block or len(fails) < 2:  # a single length tells no side of a line
+    if not block or len(fails) < 2:
         return []
     if all(x % block for x in fails) and sum(x and x % block == 0 for x in holds) > 1:
         return [f"{rows}_tail"]

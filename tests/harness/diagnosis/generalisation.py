@@ -1,4 +1,7 @@
-"""Needs of several fields replaced by what these have in common, so that each way to show a bug counts as one."""
+"""Replace conditions on several fields by the one condition behind them, so that every trigger of a bug is recognised.
+
+Example: a bug of large scores was found with a large sm_scale. The condition on scores recognises it where q is large.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,20 +42,20 @@ from tests.harness.diagnosis.confirmation import SEEDS, claimed_and
 from tests.harness.verdict import Finding
 
 OF_ROWS = ("out", "lse", "dq")
-"""Tensors that have elements of their own for each row."""
+"""Tensors that have elements for each row of queries."""
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
 
 Look = Callable[[Case], Finding | None]
-"""Returns what is found in a changed case, None where it does not fail as the smallest case of a bug does."""
+"""Returns the finding of a changed case, or None if that does not fail as the smallest case of a bug does."""
 
 
 def generalised(
     needs: Sequence[Condition], failure: Failure, fails: Fails, look: Look, capabilities: Capabilities
 ) -> list[Condition]:
-    """Return the needs of a failure, each group of them that a more general one explains replaced by that."""
+    """Return the conditions of a failure, with each group that has a more general condition replaced by it."""
     case = failure.case
     needs = generalise_to_scores(generalise_to_nan(needs, case, fails), failure, fails)
     needs = generalise_to_blind_rows(needs, case, fails, look, capabilities)
@@ -63,11 +66,13 @@ def generalised(
 
 
 def generalise_to_scores(needs: Sequence[Condition], failure: Failure, fails: Fails) -> list[Condition]:
-    """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
+    """Replace conditions on sm_scale and on numbers of q and k by one on large scores.
 
-    A large scale and large numbers make the same scores. A scale that is needed alone stays a need, unless the case
-    fails at the default one too, with the numbers of q as many times as large. NaN and infinity come from large scores,
-    wherever these come from, unless the sign of the scale is what matters.
+    A large sm_scale and large numbers make the same scores. If sm_scale is the only such condition, it is replaced if
+
+    1. the case fails at the default scale too, with numbers of q that make the same scores. Example: with head_dim=64
+       the default is 1/8, so that sm_scale=1 and an entry 1 in q become 1/8 and an entry 8;
+    2. or the failure is NaN or infinity, which any large scores make, and the sign of sm_scale does not matter.
     """
     case = failure.case
     made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
@@ -80,15 +85,15 @@ def generalise_to_scores(needs: Sequence[Condition], failure: Failure, fails: Fa
 
 
 def _is_of_sign(of_scale: Condition, case: Case) -> bool:
-    """Whether a scale that is not positive is needed: a positive one holds that makes no smaller scores."""
+    """Whether the sign of the scale matters: it is 0 or negative, and a positive scale that is as large passes."""
     held = (replace(case, sm_scale=value).scale for value in of_scale.holds)
     return case.scale <= 0 and any(0 < scale >= -case.scale for scale in held)
 
 
 def _is_of_scores(case: Case, fails: Fails) -> bool:
-    """Whether a case with few numbers in q fails at the default scale too, if these numbers make the same scores.
+    """Whether a case with single entries in q fails at the default scale too, with larger entries for the same scores.
 
-    Of one that has the default scale this tells nothing.
+    It does not count if the case has the default scale already, or has NaN.
     """
     if case.sm_scale is None or case.q_values != "zeros" or value_of(case, NAN):
         return False
@@ -99,7 +104,10 @@ def _is_of_scores(case: Case, fails: Fails) -> bool:
 
 
 def generalise_to_nan(needs: Sequence[Condition], case: Case, fails: Fails) -> list[Condition]:
-    """Replace needs of numbers by one of NaN or infinity, if NaN in another tensor fails as well."""
+    """Replace conditions on numbers by one on NaN or infinity, if the case passes without and fails with NaN elsewhere.
+
+    Example: inf in q fails. So does NaN in v instead, and without either the case passes.
+    """
     numbers = [need for need in needs if need.name in VALUES_OF]
     other = "v" if any(spike.tensor != "v" for spike in case.spikes) else "q"
     finite = with_value(case, NAN, False)
@@ -112,12 +120,17 @@ def generalise_to_nan(needs: Sequence[Condition], case: Case, fails: Fails) -> l
 def generalise_to_blind_rows(
     needs: Sequence[Condition], case: Case, fails: Fails, look: Look, capabilities: Capabilities
 ) -> list[Condition]:
-    """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
+    """Replace conditions on lengths and the causal mask by one on rows that see no key, if such rows are the trigger.
 
-    A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. But so may
-    another bug, which tells nothing if with ordinary numbers only rows that see no key are wrong. If there are no keys,
-    lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other lengths tell
-    nothing, because they move it to other rows.
+    Example: causal, 9 queries, 5 keys: rows 0 to 3 see no key. All of these must be true:
+
+    1. The case has such rows and no NaN, which other lengths would move to other rows.
+    2. With lengths that let each row see a key the case passes, in more rows too; a wrong causal mask would still fail
+       there. Or with normal numbers only rows that see no key are wrong: what fails at the changed lengths is then
+       another bug.
+    3. With causal, rows without keys fail as well if there are many: 193 queries and 5 keys.
+
+    The condition holds for a case without any keys only if such a case fails too.
     """
     of_rows = [need for need in needs if need.name in (*LENGTHS, UNEQUAL, "causal")]
     own = value_of(case, BLIND)
@@ -136,7 +149,7 @@ def generalise_to_blind_rows(
         other = replace(case, **fields)
         return capabilities.admits(other) and fails(other)
 
-    # With rows that are no whole tiles, or no whole tiles more than there are keys, a failure of certain lengths holds.
+    # Two numbers of rows, one more and nine more than whole tiles: a bug of certain lengths does not show at both.
     rows = max(case.seqlen_q, 2 * LONGER) + LONGER
     is_of_hidden = any(
         fails_too(causal=True, seqlen_q=rows + more, seqlen_k=case.seqlen_k or LONGER) for more in (1, 9)
@@ -149,9 +162,9 @@ def generalise_to_blind_rows(
 
 
 def _are_rows_blind(case: Case, look: Look, capabilities: Capabilities) -> bool:
-    """Whether only rows that see no key are wrong.
+    """Whether only rows that see no key are wrong in the case with normal numbers and 8 more rows and keys.
 
-    This is asked of the case with ordinary numbers and with a few more rows and keys, so that some rows see one.
+    Example: causal, 9 queries and 0 keys become 17 queries and 8 keys: rows 0 to 8 see no key, rows 9 to 16 do.
     """
     few = longer(with_normal_numbers(case), FEWEST)
     finding = look(few) if capabilities.admits(few) else None
@@ -164,10 +177,11 @@ def _are_rows_blind(case: Case, look: Look, capabilities: Capabilities) -> bool:
 def generalise_to_heads(
     needs: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
 ) -> list[Condition]:
-    """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike.
+    """Replace conditions on ``heads_kv`` and ``group`` by one on the number of query heads, if either way to it fails.
 
-    The numbers of the smallest case may lie in a key head that shows nothing then. Ordinary ones fail in any, and what
-    else the bug needs tells that it is this bug.
+    Example: heads_kv=2 with group=3 fails, and so do heads_kv=6 with group=1, and heads_kv=1 with group=6. The few
+    numbers of the smallest case may lie in a head that shows nothing then; normal numbers in a few more rows count too,
+    if the bug has other conditions and changing each of them fixes that case.
     """
     of_heads = [need for need in needs if need.name in ("heads_kv", "group")]
     others = [need for need in needs if need not in of_heads]
@@ -191,10 +205,10 @@ def generalise_to_heads(
 def generalise_to_slices(
     needs: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
 ) -> list[Condition]:
-    """Replace needs of the batch and of heads by one need: that there are several slices, of whichever kind.
+    """Replace conditions on the batch and on heads by one on several slices (a slice is one head of one sequence).
 
-    This is so if the case fails with all of its slices as sequences, and with all of them as heads, but not with a
-    single one. One slice then spoils another, for example because a kernel keeps something in one place for all.
+    Example: batch=2 with heads_kv=3 fails, and so do batch=6 with one head, and six heads of one sequence, while a
+    single slice passes. One slice then corrupts another, as where a kernel has one buffer for all of them.
     """
     of_slices = [need for need in needs if need.name in feature(SLICES).made_of or need.name == HEADS]
     alike = [x for x in (with_slices_as(name, case) for name in ("batch", "heads_kv")) if x != case]
@@ -208,10 +222,13 @@ def generalise_to_slices(
 def generalise_to_masks(
     needs: Sequence[Condition], case: Case, fails: Fails, capabilities: Capabilities
 ) -> list[Condition]:
-    """Replace needs of the causal mask and of lengths by one of masked scores, if either mask alone fails.
+    """Replace conditions on the causal mask and on lengths by one on masked scores, if either mask alone fails.
 
-    Kernels mask alike what the causal mask hides and what lies beyond the last key. But each may also have a bug of its
-    own. They are one only if something else is needed, and without it neither mask fails.
+    Kernels mask the keys that causal hides in the same way as those beyond the last key. All of these must be true:
+
+    1. 128 queries and keys with causal fail, and so do 128 queries and 127 keys without it.
+    2. 128 queries and keys without causal pass: no score is masked there.
+    3. The bug has another condition, and changing it fixes both failures; else each mask may have a bug of its own.
     """
     of_masks = [x for x in needs if x.name in ("causal", UNEQUAL, *LENGTHS) or feature(x.name).rows]
     others = [need for need in needs if need not in of_masks and need.is_telling]
@@ -228,5 +245,5 @@ def generalise_to_masks(
 
 
 def _fails_with_some_seed(case: Case, fails: Fails, capabilities: Capabilities) -> bool:
-    """Whether a changed case fails with some seed: its numbers may hide what one slice does to another."""
+    """Whether a changed case is claimed and fails with any of ``SEEDS`` seeds, as some numbers may hide the bug."""
     return capabilities.admits(case) and any(map(fails, with_seeds(case, SEEDS)))
