@@ -1,4 +1,4 @@
-"""The investigation of one failure: its smallest case, what it needs, its severity, and a script that shows it."""
+"""The investigation of one failure: its smallest case, its conditions, its severity, and a script to reproduce it."""
 
 import math
 import subprocess
@@ -41,27 +41,35 @@ from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 EXPLAIN_SECONDS = 10.0
 """Seconds to find out which fields of the smallest case matter."""
 NEEDS_SECONDS = 15.0
-"""Seconds for finding what a bug needs, in addition to those that explain its case."""
+"""Seconds to find the conditions of a bug, in addition to those that explain its smallest case."""
 SEVERITY_SECONDS = 8.0
-"""Seconds for the ordinary cases, and again for the claims to offer."""
+"""Seconds to run the ordinary cases, and as many again to find claims to offer."""
 LEAST_HASTE = 0.3
-"""The least share of their time that explanation, needs and severity get when the run is about to end."""
+"""The least share of their time that explanation, conditions and severity get when the run is about to end."""
 LARGE = 2**16
-"""A case with more scores than this is made smaller before it is run again and again."""
+"""A case with more scores than this gets fewer sequences and heads before it is run many times."""
 OTHER_NUMBERS = 4
-"""How many other seeds are tried to see whether the numbers of an ordinary case decide that it fails."""
+"""How many other seeds are tried to see whether an ordinary case fails only with certain numbers."""
 SHRUNK_CASES = 40
-"""How many failing cases are kept of those met on the way to the smallest case, since they are much alike."""
+"""How many of the failing cases met while shrinking are kept. They are much alike, so that a few are enough."""
 
 
 @dataclass
 class Investigation:
-    """The investigation of one failure of a kernel some of whose bugs are ``known``.
+    """The investigation of one failure. A report is written at once, and replaced at each smaller case.
 
-    ``clock`` is that of the run; after its end the investigation must soon be over. A report is written at once, and
-    that of each smaller case replaces it. If it is ``hurried``, the case is reported as it was drawn, so that time is
-    left for other failures. ``answers`` remember what cases say of this failure (see ``counted``), and ``judged`` what
-    is wrong in them, whatever design would explain that.
+    Attributes:
+        runs: runs cases; once its clock has run out, the investigation must end soon.
+        failure: the failure, on the smallest case found so far.
+        known: the kernel's known bugs.
+        shrinking: the time and the calls that may be spent.
+        hurried: whether to report the case as it was drawn, so that time is left for other failures.
+        cases: failing cases met on the way.
+        haste: the share of its time that shrinking has left near the end of the run, which later steps get too.
+        answers: findings of cases as far as they count for this failure (see ``counted``).
+        judged: findings of cases whatever less precise design would explain them.
+        needs: the conditions that are known so far.
+        is_misled: whether the smallest case passes if the kernel is compiled for its own sizes, as users compile it.
     """
 
     runs: Runs
@@ -77,7 +85,7 @@ class Investigation:
     is_misled: bool = False
 
     def bug(self, *, shrink: bool = True) -> Bug:
-        """Tell all that can be told within the time; without ``shrink`` the case is reported as it is."""
+        """Return the bug, with all that can be found out in time; without ``shrink`` the case is reported as it is."""
         drawn = self.failure
         whole = self.shrinking
         self.shrinking = whole.within(self.runs.clock)
@@ -112,9 +120,9 @@ class Investigation:
         return self.with_severity(bug) if thorough else bug
 
     def by_value(self, failure: Failure) -> Failure:
-        """Return the failure with what the kernel gives if it is compiled for this case, as where users run it.
+        """Return the failure with the finding of a kernel compiled for this case's sizes and strides, as users run it.
 
-        If the case holds then, the search was misled by the kernel that was compiled for any values.
+        If the case passes then, the kernel compiled for any values misled the search, and ``is_misled`` is set.
         """
         if not self.runs.compiling.is_general:
             return failure
@@ -128,7 +136,7 @@ class Investigation:
 
     @property
     def as_it_is(self) -> Bug:
-        """Return the bug, as far as it is known."""
+        """Return the bug with what is known so far: of its conditions, those that the present case still meets."""
         case = self.failure.case
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
         present = (need for need in self.needs if is_present(need, case))
@@ -136,9 +144,9 @@ class Investigation:
         return Bug(self.failure, tensors=named, needs=tuple(explained(needs, self.failure)))
 
     def lighten(self) -> None:
-        """Go on with fewer sequences and heads of a large case, if it fails alike with them.
+        """Give a large case fewer sequences and heads, if it fails alike with them.
 
-        All that is asked about a case takes some hundred runs, and those of a large one a second or two each.
+        An investigation takes some hundred runs. Each takes a second or two if the case is large.
         """
         fails = partial(self.fails_alike, self.beside_shrinking(NEEDS_SECONDS))
         with suppress(BudgetSpent):
@@ -150,12 +158,12 @@ class Investigation:
                     any(map(fails, claimed))  # the first that fails becomes the case
 
     def diagnose(self) -> None:
-        """Find out in few runs what the drawn case needs, as nothing else may be known of it in the end."""
+        """Find the conditions of the drawn case in few runs, in case there is no time to find more."""
         fails = partial(self.fails_in_common, self.beside_shrinking(NEEDS_SECONDS))
         self.needs = self.search_of(self.failure).diagnosed(fails)
 
     def is_known(self) -> bool:
-        """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
+        """Whether the conditions of the drawn case show that a known bug has a further symptom here."""
         bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
         spend = self.beside_shrinking(NEEDS_SECONDS)
         asked = self.runs.asked(is_precise=not self.known.precision.claims)
@@ -170,9 +178,10 @@ class Investigation:
         return False
 
     def fails_in_common(self, spend: Callable[[], None], case: Case) -> bool:
-        """Whether a changed case fails in the same tensor: others may be wrong because of a bug that is not known.
+        """Whether a changed case fails in the same tensor, and no known bug explains that better.
 
-        Unless the kernel is known to be less precise, it does not matter which design would explain what is wrong.
+        Other wrong tensors do not count, as they may be due to an unknown bug. Unless the kernel is known to be less
+        precise, an error counts whatever less precise design would explain it.
         """
         f = self.failure
         ran, is_precise = (f.law, case), not self.known.precision.common
@@ -186,47 +195,48 @@ class Investigation:
         return is_not_cured(f.finding, found) and not self.is_of_another(found, case)
 
     def is_of_another(self, found: Finding | None, case: Case) -> bool:
-        """Whether a changed case has wrong numbers in place of this failure's NaN, and a known bug may make them."""
+        """Whether a changed case has finite wrong numbers where this failure has NaN, and a known bug may make them."""
         if found is None or (self.failure.finding.kind, found.kind) != ("nonfinite", "error"):
             return False
         return any(bug.could_break(found) and bug.is_met(case) for bug in self.others())
 
     @cached_property
     def search(self) -> ConditionSearch:
-        """Return what can be asked about the bug, once its smallest case is known."""
+        """Return the search for the bug's conditions. It is first used once the smallest case is known."""
         return self.search_of(self.failure)
 
     def search_of(self, failure: Failure) -> ConditionSearch:
-        """Return what can be asked about a failure, of a kernel as precise as it is known to be.
+        """Return the search for a failure's conditions; errors of a known lower precision do not count in it.
 
-        If the failure is an imprecise result itself, nothing that would explain it is taken for known.
+        They do count if the failure may be such an error itself.
         """
         is_imprecise = failure.finding.explained_by or is_small(failure.finding)
         known_as = () if is_imprecise else self.known.precision.needed
         return ConditionSearch(self.runs, failure, self.judged, known_as, self.known.bugs)
 
     def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
-        """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""
+        """Return a meter of so many seconds, or fewer near the end of the run: the share that ``haste`` leaves."""
         return self.runs.clock.meter(max(self.haste, LEAST_HASTE) * seconds, calls)
 
     def found(self, case: Case) -> Finding | None:
-        """Return what is found in a case, whatever bug causes it, and remember the answer."""
+        """Run the failure's law on a case, and return the finding, whatever bug causes it; it is remembered."""
         f, designs = self.failure, ALL_DESIGNS if self.known.precision.common else ONE_DESIGN
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY, explained=True, designs=designs)
         self.answers[f.law, case] = finding = self.counted(run(f.law, case, f.ignored))
         return finding
 
     def found_anew(self, case: Case) -> Finding | None:
-        """Return what is found in a case; the failure's own is run again, to see whether it fails on every run."""
+        """Return the finding of a case. The failure's own case is run anew, to see whether it fails on every run."""
         if case == self.failure.case:
             self.runs.forget()
         return self.found(case)
 
     def counted(self, finding: Finding | None) -> Finding | None:
-        """Return a finding as what it says of this failure; one that a less precise design explains says nothing.
+        """Return a finding as it counts for this failure.
 
-        It shows no wrong numbers, and it does not hold either, unless the kernel is known to be as imprecise. If this
-        failure is as small as a rounding error itself, a less precise case shows the same.
+        1. As it is, if no less precise design explains it, or if this failure is of that kind or a rounding error.
+        2. As none, if the kernel is known to be that imprecise: the case counts as passed.
+        3. As unclear: the case counts neither as passed nor as failed.
         """
         mine = self.failure.finding
         if finding is None or mine.explained_by or not finding.explained_by or is_small(mine):
@@ -235,7 +245,7 @@ class Investigation:
         return None if usual else replace(finding, kind=UNCLEAR)
 
     def new(self, case: Case) -> Finding | None:
-        """Return what is found in a case unless known bugs explain it."""
+        """Return the finding of a case unless known bugs or a less precise design explain it."""
         finding = self.found(case)
         if finding and finding.explained_by and not self.failure.finding.explained_by:
             return None
@@ -248,9 +258,10 @@ class Investigation:
         return finding if rest is not None and rest.finding == finding else None
 
     def alike(self, case: Case) -> Failure | None:
-        """Return the same failure on another case, or None if that case holds or fails in another way.
+        """Return the failure on another case, or None if that case passes, or fails in another way.
 
-        What any cast to a format of few bits may do is another way, unless this failure is of that kind.
+        1. Tensor and kind of the finding must be the same.
+        2. An error that any cast to a format of few bits makes is another failure, unless this one is of that kind.
         """
         finding, mine = self.new(case), self.failure.finding
         if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
@@ -261,9 +272,9 @@ class Investigation:
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:
-        """Whether a smaller case fails alike; if so, it becomes the failure's case, unless it is a step to another one.
+        """Whether a smaller case fails alike. If so, it becomes the failure's case, unless ``is_step`` says otherwise.
 
-        With ``as_small``, no case does whose error is large where this failure's is one of roundings, or the reverse.
+        With ``as_small``, a large error and a rounding error are not alike.
         """
         spend()
         smaller = self.alike(case)
@@ -278,20 +289,20 @@ class Investigation:
         return True
 
     def reduce(self) -> None:
-        """Look for smaller cases that fail in the same way."""
+        """Shrink the case, as long as it fails in the same way and there is time."""
         fails = partial(
             self.fails_alike, self.runs.clock.meter(self.shrinking.reducing_seconds, self.shrinking.calls)
         )
         with suppress(BudgetSpent):
-            for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
+            for name in LAYOUT_FIELDS:  # so that heads can be removed without losing the layout's strides
                 in_general_layout(self.failure.case, name, fails, self.runs.info.capabilities)
             reduced(self.failure.case, fails, self.runs.info.capabilities)
             self.leave_known_bugs(fails)
 
     def without_few_bits(self) -> Failure:
-        """Return the failure in float32 if it shows there by as much: its roundings hide no other bug, and are none.
+        """Return the failure in float32 if a large error shows there too: it is no rounding error then, nor hides one.
 
-        On a GPU a kernel in float32 may be another one, and take minutes to compile.
+        This is for the CPU alone. On a GPU a kernel may take another path in float32, and take minutes to compile.
         """
         f = self.failure
         case = replace(f.case, dtype="float32")
@@ -303,9 +314,10 @@ class Investigation:
         return f
 
     def leave_known_bugs(self, fails: Callable[[Case], bool]) -> None:
-        """Take from the smallest case what a known bug needs, if it fails without that too.
+        """Remove a known bug's trigger from the smallest case, if it fails without that too.
 
-        As long as a known bug breaks it, no change of another field can make it hold.
+        As long as a known bug makes the case fail, changing any other field can't fix it, so that no condition of the
+        bug under investigation would be found.
         """
         for bug in filter(lambda bug: bug.could_break(self.failure.finding), self.others()):
             smallest, claims = self.failure.case, self.runs.info.capabilities
@@ -314,11 +326,11 @@ class Investigation:
                     fails(case)  # if it does, it becomes the smallest case
 
     def others(self) -> list[Bug]:
-        """Return the known bugs but for the one that is being investigated."""
+        """Return the known bugs except the one under investigation."""
         return [bug for bug in self.known.bugs.values() if bug.key != str(self.failure.folder)]
 
     def reduce_gently(self) -> None:
-        """Look for smaller cases in few runs, as each ends a process; what can't be left out is what the bug needs."""
+        """Shrink in few runs, since each failing run ends a process; what can't be simplified becomes a condition."""
         first = self.failure.case
         fails = partial(self.fails_alike, self.runs.clock.meter(self.shrinking.seconds, RUNS))
         with suppress(BudgetSpent):
@@ -331,7 +343,7 @@ class Investigation:
         self.failure = replace(self.failure, explanation=Explanation(fields=tuple(fields)))
 
     def beside_those_held(self, need: Condition) -> Condition:
-        """Add to a need the lengths of drawn cases that held, as long as these are shorter than the failing length."""
+        """Add to a condition on a length the shorter lengths of drawn cases that passed."""
         if need.name not in LENGTHS:
             return need
         least = need.fails[0]
@@ -340,20 +352,19 @@ class Investigation:
         return replace(need, holds=tuple(dict.fromkeys([*need.holds, *below])))
 
     def explain(self) -> None:
-        """Add to the failure all that can be told of its case."""
+        """Add an explanation of its case to the failure."""
         spend = self.beside_shrinking(EXPLAIN_SECONDS)
         failure = self.failure
 
         def fails(case: Case) -> bool | None:
-            # Any failure counts: a field does not matter if without it the same bug makes another tensor wrong. If a
-            # known bug does that, nothing is known of the field.
+            # A failure in any tensor counts: a field does not matter if the case fails in another tensor without it.
             spend()
             finding = self.found_anew(case)
             return None if finding and finding.kind == UNCLEAR else finding is not None
 
         def look(case: Case) -> Seen | None:
             spend()
-            # The case itself is known to be none of a known bug.
+            # That no known bug explains the failure's own case is known already.
             fails_alike = self.found_anew(case) if case == failure.case else self.alike(case)
             return self.runs.look(replace(failure, case=case)) if fails_alike else None
 
@@ -366,7 +377,7 @@ class Investigation:
             self.failure = replace(failure, explanation=told)
 
     def with_needs(self, bug: Bug, first: Failure) -> Bug:
-        """Return the bug with the fields that it needs, and with all tensors that are wrong because of it."""
+        """Return the bug with its conditions, and with all tensors that are wrong because of it."""
         spend = self.beside_shrinking(NEEDS_SECONDS)
         failure, seen = bug.failure, set[str]()
         fails = partial(self.fails_in_common, spend)
@@ -376,7 +387,8 @@ class Investigation:
                 if witness and witness not in witnesses and self.new(witness):
                     witnesses.append(witness)
             if is_small(failure.finding):
-                # Few numbers may all be rounded the right way at any other size or layout.
+                # At another size or layout a few numbers may all be rounded to the right result. So only the case with
+                # most numbers is a witness.
                 witnesses = witnesses[-1:]
             search = self.search
             for needs in search.needs(witnesses, fails):
@@ -385,11 +397,11 @@ class Investigation:
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 
     def scripted(self, failure: Failure) -> tuple[Failure, str | None]:
-        """Return the failure with its script or, if that exits 0 and would call the bug mended, with a note instead."""
+        """Return the failure with its script or, if that exits 0 as if the bug were fixed, with a note instead."""
         script = self.script(failure)
-        # A script that hangs as the kernel does shows the bug; running it to wait for that would show nothing more.
+        # The script of a hang is not tried, as it would hang too.
         if script is not None and failure.finding.kind != "hung":
-            with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
+            with suppress(OSError, subprocess.TimeoutExpired):  # a script that can't be tried is kept
                 if exit_status(script, self.script_seconds, self.runs.child.device) == 0:
                     known = failure.explanation
                     reason = HOLDS_IN_TURN if self.holds_in_turn(failure) else HOLDS_ALONE
@@ -398,31 +410,38 @@ class Investigation:
         return failure, script
 
     def script(self, failure: Failure) -> str | None:
-        """Return the stand-alone script of a failure, if its calls can be made a second time."""
-        for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
+        """Return the stand-alone script of a failure, or None if its calls can't be repeated."""
+        for kind in (
+            failure.finding.kind,
+            "died",
+        ):  # if the calls crash meanwhile, it is the script of a crash
             with suppress(ChildDied, DeviceLost):
                 finding = replace(failure.finding, kind=kind)
                 return self.runs.script(failure, finding, headline(failure), self.script_seconds)
         return None
 
     def holds_in_turn(self, failure: Failure) -> bool:
-        """Whether a failure needs programs of a launch that run at the same time, which they do not in a script."""
+        """Whether a failure shows only if programs of a launch run at the same time, which they do not in a script."""
         with suppress(ChildDied, DeviceLost):
             return self.runs.holds_in_turn(failure, self.script_seconds)
         return False
 
     @property
     def script_seconds(self) -> float:
-        """Return the seconds that a script may take. Its compilation is given less time than in a search."""
+        """Return the seconds that a script may take. Its compilation gets less time than in a search."""
         child = self.runs.child
         return max(LEAST_SECONDS, self.runs.clock.cut(min(child.run_seconds, child.start_seconds)))
 
     def with_severity(self, bug: Bug) -> Bug:
-        """Return the bug with the share of ordinary cases that show it, and with claims that would exclude it."""
+        """Return the bug with the share of ordinary cases that show it, and with claims to offer.
+
+        A bug without a condition that distinguishes bugs, or a rounding error, that every ordinary case shows becomes
+        an unconditional bug (``everywhere``), unless a known bug is behind these cases too (``is_hidden_in``).
+        """
         mine = bug.failure.finding
         spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if mine.ends_process else math.inf)
         found = [(case, self.counted(x)) for case, x in found_in_ordinary(bug.failure, self.runs, spend)]
-        # A case that gives no numbers tells nothing of a bug that shows in another way.
+        # A case that fails without numbers, by a crash say, does not show whether numbers would be wrong.
         telling = [(case, x) for case, x in found if not x or not x.hides_numbers or is_in_common(mine, x)]
         common = sum(x is not None and is_in_common(mine, x) for _, x in telling)
         is_by_chance = is_small(mine) or not any(need.is_telling for need in bug.needs)
@@ -439,9 +458,10 @@ class Investigation:
         return replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
 
     def is_hidden_in(self, cases: Sequence[Case]) -> bool:
-        """Whether a known bug makes the same tensor wrong in all of these ordinary cases, so that they tell nothing.
+        """Whether a known bug makes the same tensor wrong in all of these ordinary cases, and may hide this one.
 
-        Without what it surely needs, ordinary cases hold: no bug shows in them all.
+        The known bug has a confirmed condition, such as head_dim=128, which all these cases meet. Normal numbers pass
+        without it, so that the bug under investigation does not show in all of them by itself.
         """
         return any(
             bug.could_break(self.failure.finding)
@@ -451,9 +471,10 @@ class Investigation:
         )
 
     def is_by_numbers(self, bug: Bug, showing: Case, spend: Callable[[], None]) -> bool:
-        """Whether an ordinary case that shows a bug holds with other ordinary numbers.
+        """Whether an ordinary case that shows the bug passes with another seed, so that its numbers decide.
 
-        This is asked of a bug that seems to need lengths and numbers alone. One of lengths shows with any numbers.
+        Only a bug whose conditions are lengths, numbers or the dtype can be one of numbers. A bug of certain lengths
+        shows with any numbers.
         """
         mine = bug.failure.finding
         of_numbers = all(need.is_numeric or need.name in (SCORES, "dtype") for need in bug.needs)
@@ -465,7 +486,7 @@ class Investigation:
         return False
 
     def offers(self, bug: Bug) -> tuple[str, ...]:
-        """Return claims that would exclude the bug, or under which its cases hold."""
+        """Return claims that would exclude the bug, or under which its cases pass."""
         failure = bug.failure
         varied = [(failure.law, case) for x in failure.explanation.fields for case in x.held]
         ordinary = [ran for ran, finding in self.runs.ordinary.items() if self.counted(finding) is None]
@@ -478,16 +499,17 @@ class Investigation:
         )
 
     def everywhere(self, bug: Bug, tried: int) -> Bug:
-        """Return the bug with no need but the dtype, because every ordinary case of its dtype shows it.
+        """Return the bug with no condition but the dtype, because every ordinary case of its dtype shows it.
 
-        Either what seemed to matter in its smallest case did so by chance, or that case shows another bug as well.
+        Fields that seemed to matter in its smallest case did so by chance, or because that case shows another bug as
+        well.
         """
         spend, search = self.beside_shrinking(SEVERITY_SECONDS), self.search
         always, needs = set[str](), tuple[Condition, ...]()
         with suppress(BudgetSpent):
             needs = search.dtypes(spend)
             always = search.always_wrong(spend)
-        if not is_small(bug.failure.finding):  # other numbers are rounded in another way by chance
+        if not is_small(bug.failure.finding):  # a rounding error may pass in any other case by chance
             bug = replace(bug, failure=self.shown_apart_from([bug, *self.known.bugs.values()]))
         named = {self.failure.finding.tensor} - {""}
         tensors = tuple(sorted(always | named))
@@ -495,11 +517,12 @@ class Investigation:
         return replace(bug, offers=offered(bug, self.cases.shrunk, self.runs, spend))
 
     def shown_apart_from(self, others: Sequence[Bug]) -> Failure:
-        """Return the failure on a smallest case that does not meet other bugs, or as it is if there is none.
+        """Return the failure on a smallest case that meets no other bug's conditions, or unchanged if there is none.
 
-        A bug that every ordinary case shows has no need of what they need. If its smallest case meets them all the
-        same, that case may have become one of another bug on the way there. Of a bug that makes small errors, no case
-        is taken that shows a large one, as that may be of a bug that is not known.
+        A bug that every ordinary case shows does not require, say, causal, which another bug requires. If its smallest
+        case is causal all the same, shrinking may have slipped to the other bug. Therefore an ordinary case without the
+        conditions of others is shrunk afresh. A rounding error is not exchanged for a large error, which may be due to
+        an unknown bug.
         """
         before, claims = self.failure, self.runs.claims_of(self.failure.law)
         met = [bug for bug in others if not bug.needs_no_more_than_dtype and bug.is_met(before.case)]

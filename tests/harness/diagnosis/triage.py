@@ -1,4 +1,4 @@
-"""What becomes of a failure: known bugs explain it, or it waits for another process, or it is investigated."""
+"""What is done with a failure: known bugs explain it, or it waits for another process, or it is investigated."""
 
 import math
 import time
@@ -43,35 +43,46 @@ from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 
 WAIT_SECONDS = 3.0
-"""Seconds after the time of an item in which it may wait for another process's investigation, and sort failures."""
+"""Seconds after an item's time has run out in which it may wait for other processes, and sort the last failures."""
 
 TRIED_AGAIN = 12
-"""How many cases that have failed in an investigation are run once more, each in a process of its own."""
+"""How many failing cases of an investigation are run once more, each in a process of its own."""
 
 SECONDS_FOR_AGAIN = 3.0
-"""Seconds for these runs; where cases take long, the nearest few have to do."""
+"""Seconds for these runs. If they are used up, the remaining cases are not run."""
 
 IN_GENERAL_ALONE = (
     "{} fails only as compiled for any sizes and strides, which no user does: no later case is run so"
 )
-"""The message on a kernel whose cases hold as users run them."""
+"""The message about a failure that shows only if the kernel is compiled for any sizes and strides."""
 
 MOST_NEEDS = 2
-"""If only the drawn case of a bug is known, more needs than these do not tell it from known bugs."""
+"""The most conditions by which a bug of which only the drawn case is known is distinguished from known bugs."""
 
 POLL_SECONDS = 0.2
-"""Seconds between looks whether another process has finished its investigation."""
+"""Seconds after which it is checked again whether another process has finished its investigation."""
 
 
 @dataclass
 class Triage:
     """Sorts the failures of one kernel at one dtype.
 
-    A failure that ``known`` bugs explain is counted for them, any other is investigated at once, in the time that
-    ``shrinking`` and the clock of the run leave. What a run at its end has no time to find out about a failure is left
-    out: it is told by what is known of it, or left to the next run if that needs time to be told from a known bug
-    (``late``). ``deadline`` is the end of the time of an item, by ``time.perf_counter``.
-    ``sanitizers`` watch a few of the cases that hold.
+    A failure that known bugs explain is counted for them. Any other is investigated at once, unless another process
+    investigates a failure of the kernel, also of its forward or also of its gradients. Then it waits, since it may be
+    the same bug. A failure met at the end of a run is reported with what is known, or left to the next run if it can't
+    be distinguished from a known bug.
+
+    Attributes:
+        runs: runs cases of the kernel.
+        known: the kernel's known bugs.
+        environment: versions and devices, for reports.
+        shrinking: the time and the calls for one investigation.
+        waiting: failures that wait for the investigation of another process.
+        late: failures left to the next run.
+        others_wait: whether further failures wait, for which an investigation must leave time.
+        deadline: the end of the item's time, by ``time.perf_counter``.
+        may_grow: how many bytes the child may grow before a case is repeated to look for a leak.
+        sanitizers: the sanitizers under which a few of the passing cases are run.
     """
 
     runs: Runs
@@ -90,11 +101,11 @@ class Triage:
 
     @property
     def notices(self) -> list[str]:
-        """Return lines on what could not be done, which the end of a run tells once."""
+        """Return lines about what could not be done, which are printed once at the end of the run."""
         return [*self.known.finds.notices, *(line for watch in self.watches for line in watch.told)]
 
     def learn(self) -> None:
-        """Read what other processes have found, and sort failures that waited for that, as far as there is time."""
+        """Read what other processes have found, and sort the failures that waited for it, as far as there is time."""
         self.known.learn()
         waiting, self.waiting = self.waiting, []
         while waiting and time.perf_counter() < self.deadline:
@@ -108,36 +119,38 @@ class Triage:
         self.waiting = [*self.waiting, *waiting]
 
     def finish(self, *, last: bool = True) -> None:
-        """End an item: failures that wait for the investigation of another process are sorted when that is over.
+        """End an item: sort failures that wait for the investigation of another process.
 
-        Only in the ``last`` round does this wait as long as it takes; before, later items may sort them. What there is
-        no time for then is counted, and left to the next run. Where other kernels share the time, that is soon.
+        Before the ``last`` round this takes ``WAIT_SECONDS`` at most, since later items may sort what is left. In the
+        last round it waits until the investigation is over, or for ``WAIT_SECONDS`` if several kernels share the time
+        of the run. Failures that are left even then are counted, and left to the next run.
         """
         self._sort_waiting(WAIT_SECONDS, last=last)
         if last:
-            # One failure of each kind comes first, as there may be no time to tell apart those of one kind.
+            # One failure of each kind comes first: several of one kind may be the same bug, and time may run out.
             first = _of_each_kind(self.waiting)
             self.waiting = [*first, *(broken for broken in self.waiting if broken not in first)]
             self._sort_waiting(math.inf if math.isinf(self.runs.share) else WAIT_SECONDS, last=True)
             self._leave_out()
 
     def _sort_waiting(self, seconds: float, *, last: bool) -> None:
-        """Sort failures for so many seconds, or fewer at the end of a run.
+        """Sort waiting failures for so many seconds, or fewer at the end of a run.
 
-        In the ``last`` round this also waits until no other process investigates a failure of the kernel.
+        In the ``last`` round this goes on as long as another process investigates a failure of the kernel.
         """
         self.deadline = time.perf_counter() + self.runs.clock.cut(seconds)
         while self.waiting and self.runs.clock.cut(1.0) > 0 and self._may_wait(last=last):
             self.learn()
-            time.sleep(POLL_SECONDS if self.waiting else 0.0)  # what still waits does so for another process
+            time.sleep(POLL_SECONDS if self.waiting else 0.0)  # the rest waits for another process
 
     def _may_wait(self, *, last: bool) -> bool:
         return time.perf_counter() < self.deadline or (last and self.known.ledger.is_busy(self.known.kernel))
 
     def _leave_out(self) -> None:
-        """Count the failures that there was no time for, after one of each kind that no known bug can be to blame for.
+        """Report one failure of each kind for which no known bug can be to blame, and count all other waiting failures.
 
-        Of others each process that has met them would tell a bug of its own.
+        A failure for which a known bug may be to blame is not reported, because each process that has met one would
+        report a bug of its own.
         """
         for broken in _of_each_kind(self.waiting):
             self.known.learn()
@@ -151,7 +164,10 @@ class Triage:
         self.waiting, self.late = [], []
 
     def sort(self, broken: FailingExample, *, patient: bool = True) -> None:
-        """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
+        """Count a failure for the known bugs that explain it. A rest of it is investigated as a new bug, or waits.
+
+        Until that is done the journal keeps the failure, so that it is not lost if this process is killed.
+        """
         self.runs.journal.keep(self._record(broken))
         self.runs.forget()
         with self.runs.asked_of_general(broken.law, broken.case, broken.finding, broken.ignored):
@@ -163,7 +179,14 @@ class Triage:
             self.runs.journal.drop(self._record(broken))
 
     def _unsorted(self, broken: FailingExample, *, patient: bool) -> FailingExample | None:
-        """Return what of a failure has to wait for another process, after the rest was counted or reported."""
+        """Return the part of a failure that has to wait for another process, or None if all is counted or reported.
+
+        1. Known bugs are tried (``_unexplained``).
+        2. If a less precise design explains the rest, normal numbers may show a real bug behind it, other designs may
+           explain it too, or it may come of huge strides.
+        3. If it still is a less precise call, it is counted as such.
+        4. Else it is investigated, unless ``patient`` is true and another process investigates such a failure.
+        """
         rest = self._unexplained(broken)
         if rest is not None:
             rest = self._with_ordinary_numbers(rest) or rest
@@ -180,9 +203,9 @@ class Triage:
         return rest
 
     def look_for_leak(self, law: str, case: Case) -> None:
-        """Repeat a case if the process has grown much; report a kernel that leaves memory behind each time.
+        """Repeat a case if the child process has grown much, and report a leak if it grows at each repeat.
 
-        The process ends with that, so that it does not fill the machine.
+        The child is closed then, so that it does not fill the machine's memory.
         """
         if self.runs.child.grown < self.may_grow or self.runs.clock.left <= 0:
             return
@@ -197,13 +220,13 @@ class Triage:
     def _keep_leak(self, law: str, case: Case, finding: Finding) -> None:
         smaller, needs = smaller_leak(law, case, self.runs)
         failure = self._failure(FailingExample(law, smaller, finding))
-        self.known.write(failure, None)  # as it is not lost then, whatever its script does
+        self.known.write(failure, None)  # the report is there even if running the script ends this process
         failure, script = self._investigation(failure).scripted(failure)
         self.known.write(failure, script)
         self._keep_as_told(Bug(failure, needs=needs), law, case)
 
     def watch(self, law: str, *, shrink: bool) -> None:
-        """Run a few of the cases of a law that held under each sanitizer, and report what these find."""
+        """Run a few passing cases of a law under each sanitizer, and report the errors that it finds."""
         cases = sample(self.runs.held, law)
         for watch in self.watches:
             found = watch.first(law, cases)
@@ -213,7 +236,7 @@ class Triage:
     def _keep_watched(
         self, watch: Watch, law: str, case: Case, report: Report, is_alone: bool, *, shrink: bool
     ) -> None:
-        """Count what a sanitizer reports of a case for the known bug that is the same, or report it as a new one."""
+        """Count a sanitizer's report for the known bug of the same origin, or report a new bug."""
         self.known.learn()
         told = finding(watch.sanitizer, report)
         known = next((x for x in self.known.bugs.values() if x.failure.finding.origin == told.origin), None)
@@ -228,18 +251,26 @@ class Triage:
         self._keep_as_told(Bug(failure, needs=needs), law, case)
 
     def _keep_as_told(self, bug: Bug, law: str, case: Case) -> None:
-        """Keep a bug whose report is written, and of which nothing else is found out, and count a case for it."""
+        """Keep a bug whose report is complete, and count a case for it."""
         self.known.failures[bug.key] = bug.failure
         self.known.add(bug)
         self.known.count(bug, law, case, "")
 
     def report(self, broken: FailingExample) -> None:
-        """Report the failure of a replay as it is, with its explanation."""
+        """Report the failure of a replayed case without shrinking it, but with its explanation."""
         if not self.known.is_less_precise(broken) and not self.known.failures:
             self._investigate(broken, shrink=False)
 
     def _unexplained(self, broken: FailingExample) -> FailingExample | None:
-        """Return what known bugs leave of a failure, which is counted for those that explain a part of it."""
+        """Return what known bugs leave unexplained of a failure, or None; it is counted for those that explain a part.
+
+        1. A process that ended in a law that calls the kernel with parts of a case is counted for a known bug that
+           would end such a part, without a further run.
+        2. A failure of a law that compares calls is restated by a basic law on one of the calls. If that call meets a
+           known failure of the kernel, nothing is left.
+        3. ``explain_by_known_bugs`` decides the rest. If time runs out, the first bug decides whose conditions the case
+           meets and that makes the same tensors wrong.
+        """
         known = tuple(self.known.bugs.values())
         if not law_named(broken.law).is_never_restated and broken.finding.ends_process:
             for bug in known:
@@ -263,23 +294,38 @@ class Triage:
             ]
             outcome = Outcome(None if alike else broken, alike[:1])
         for bug in outcome.blamed:
-            if bug != self.known.bugs[bug.key]:  # it makes further tensors wrong
+            if bug != self.known.bugs[bug.key]:  # further tensors are known that it makes wrong
                 self.known.add(bug)
             self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
 
     def _is_known_failure(self, call: FailingExample) -> bool:
-        """Whether a call that a comparing law makes meets a known failure, which the case of the law does not meet."""
+        """Whether a single call of a law that compares calls meets a known failure of the kernel."""
         known = self.runs.info.known_failures
         return any(each.breaks(call.law) and meets(call.case, each) for each in known)
 
     def _asked_about(self, finding: Finding, *, explained: bool) -> Try:
-        """Return what tells what is wrong in other cases than that of a finding; ``explained`` as in ``Runs.asked``."""
+        """Return the function that runs a law on other cases, to answer questions about a finding.
+
+        ``explained`` is that of ``Runs.asked``.
+        """
         is_precise = not (finding.explained_by or self.known.precision.claims)
         return self.runs.asked(is_precise=is_precise, explained=explained)
 
     def _investigate(self, drawn: FailingExample, *, shrink: bool = True) -> None:
-        """Investigate a failure that no known bug explains."""
+        """Investigate a failure that no known bug explains, and keep the bug.
+
+        With ``shrink``, in this order:
+
+        1. A failure that shows only if the kernel is compiled for any sizes and strides is no bug for users.
+        2. If the case passes when it is repeated, the failure is intermittent.
+        3. If the case passes in a new process, it fails only after other calls. Later cases then run in copies of a
+           process that has called no kernel.
+        4. Otherwise it is restated by a basic law and investigated. The result is withdrawn if the smallest case comes
+           and goes, if earlier calls or the compilation misled the search, or if it passes in a new process. Then the
+           drawn case is investigated again, or reported as it is.
+        5. A hurried investigation whose bug can't be distinguished from known bugs is left to the next run.
+        """
         if shrink and self._fails_in_general_alone(drawn):
             return
         if shrink and not fails_again(drawn, self.runs) and self._keep_intermittent(drawn):
@@ -315,10 +361,10 @@ class Triage:
             self._keep(bug, broken, investigation.cases.shrunk)
 
     def _is_told_apart(self, bug: Bug) -> bool:
-        """Whether what a bug needs tells it from all known bugs that make the same tensors wrong.
+        """Whether a bug's conditions distinguish it from all known bugs that make the same tensors wrong.
 
-        It does if it needs few fields, and none that they need. This is asked at the end of a run, when there is no
-        time to look for a smaller case than the one that was drawn.
+        They do if they are few, and on no field that is in a known bug's conditions. Example: this bug has a condition
+        on causal, the known bug on group. This is asked at the end of a run, when only the drawn case is known.
         """
         rivals = [x for x in self.known.bugs.values() if x.could_break(bug.failure.finding)]
         own = bug.fields_needed
@@ -326,7 +372,7 @@ class Triage:
         return not rivals or (few and all(own.isdisjoint(x.fields_needed) for x in rivals))
 
     def _fails_in_general_alone(self, broken: FailingExample) -> bool:
-        """Whether a case holds as users run it, and fails as compiled for any values, which is told in a line."""
+        """Whether a case passes as users run it, and fails as compiled for any values. If so, a message says so."""
         with suppress(OutOfTime):
             if self.runs.fails_in_general_alone(broken.law, broken.case, broken.finding, broken.ignored):
                 self.known.tell(IN_GENERAL_ALONE.format(self.known.kernel))
@@ -334,13 +380,14 @@ class Triage:
         return False
 
     def _may_be_misled(self) -> bool:
-        """Whether smaller cases may have failed because of what earlier calls have left in the process."""
+        """Whether cases run in a process in which earlier calls may have left something that makes them fail."""
         return self.runs.device_type == "cpu" and not self.runs.in_copies
 
     def _is_misled(self, investigation: Investigation) -> bool:
-        """Whether cases that have failed in an investigation hold in processes of their own, as all cases run then.
+        """Whether earlier calls misled an investigation: one of its failing cases passes in a process of its own.
 
-        For each field the case nearest to the smallest one is tried, since it tells that the field does not matter.
+        For each field the failing case nearest to the smallest one is tried, from which it was concluded that the field
+        does not matter. If one passes, all later cases run in processes of their own.
         """
         smallest = investigation.failure
         answers = investigation.judged | investigation.answers
@@ -364,22 +411,23 @@ class Triage:
         return False
 
     def _fails_anew(self, broken: FailingExample) -> bool:
-        """Whether a failure shows in a new process.
+        """Whether a failure shows in a new process, or is taken to because that is not tried.
 
-        On a GPU, where one takes long to start, this is tried only of a kernel some of whose failures come and go.
+        It is not tried if cases run in copies of a process already, or if the failure ends its process. On a GPU, where
+        a process takes long to start, it is tried only for a kernel with a known intermittent bug.
         """
         come_and_go = any(x.failure.finding.kind == INTERMITTENT for x in self.known.bugs.values())
         is_tried = self._may_be_misled() or (come_and_go and not self.runs.in_copies)
         return not is_tried or broken.finding.ends_process or not self._holds_anew(broken)
 
     def _holds_anew(self, broken: FailingExample | Failure) -> bool:
-        """Whether a case that has failed holds in a new process, as far as there is time to try."""
+        """Whether a case that failed passes in a new process; False if there is no time to try."""
         with suppress(OutOfTime):
             return not fails_anew(broken, self.runs)
         return False
 
     def _found(self, investigation: Investigation, *, shrink: bool) -> Bug:
-        """Return what an investigation tells of its bug; after an error of our own, what is known of it by then."""
+        """Return the bug that an investigation finds; after an error of Flashproof itself, as far as it is known."""
         finding = investigation.failure.finding
         try:
             with self.runs.child.limited(self._seconds_for(finding)):
@@ -391,12 +439,12 @@ class Triage:
             return investigation.as_it_is
 
     def _keep(self, bug: Bug, broken: FailingExample, shrunk: Sequence[tuple[str, Case]]) -> None:
-        """Keep a bug, or what more is known of one, with some of its smaller cases that fail."""
+        """Keep a new bug, or add to the known bug that it duplicates; ``shrunk`` are failing cases met in shrinking."""
         known_as = self._same_as(bug)
         if known_as is None:
             self.known.failures[bug.key] = bug.failure
         else:
-            # Another process may have found the same at the same time, and reported it in the same folder.
+            # If another process has found the same bug at the same time, its report is in the same folder, and stays.
             if bug.key not in self.known.bugs:
                 self.known.withdraw(bug.failure)
             bug = known_as
@@ -406,7 +454,7 @@ class Triage:
         self._show_apart_from(bug)
 
     def _with_all_designs(self, broken: FailingExample) -> FailingExample:
-        """Return what is left of a failure with every less precise design that explains it, not only the first."""
+        """Return the failure with all less precise designs that explain it, where the search stopped at the first."""
         if broken.finding.explained_by:
             with suppress(OutOfTime):
                 asked = broken.law, broken.case, broken.ignored
@@ -415,9 +463,9 @@ class Triage:
         return broken
 
     def _without_design_of_strides(self, broken: FailingExample) -> FailingExample:
-        """Return the failure as one that no design explains, if the case holds once its tensors lie close together.
+        """Return the failure without the designs that explain it, if it has huge strides and passes without them.
 
-        No design rounds more because strides are huge.
+        No less precise design depends on strides.
         """
         if broken.finding.explained_by and value_of(broken.case, HUGE):
             with suppress(OutOfTime):
@@ -427,10 +475,10 @@ class Triage:
         return broken
 
     def _with_ordinary_numbers(self, broken: FailingExample) -> FailingExample | None:
-        """Return the failure that a less precise call shows with ordinary numbers; None if these show no new bug.
+        """Re-run an imprecise-looking failure on normal numbers; return the real bug if one shows, else None.
 
-        Roundings of large scores may make any error of a gradient, so that they seem to explain wrong numbers as well.
-        This is asked at the first such failure in a dtype, which has a sound kernel run one case more.
+        With large scores a less precise design allows a gradient any error, so that it seems to explain a wrong one as
+        well. Only the first such failure in a dtype is re-run, so that a sound kernel runs one more case.
         """
         if not broken.finding.explained_by or broken.case.dtype in self.known.precision.claims:
             return None
@@ -447,36 +495,37 @@ class Triage:
         return None
 
     def _seconds_for(self, finding: Finding) -> float:
-        """Return the seconds for a case that is like a failing one: few, if that one hangs."""
+        """Return the seconds for a case in the investigation of this finding: few, if it is a hang."""
         return HANG_SECONDS[self.runs.device_type] if finding.kind == "hung" else math.inf
 
     def _is_less_precise(self, broken: FailingExample) -> bool:
-        """Whether a failure is a less precise call. The first one is repeated, as a race makes numbers wrong too."""
+        """Whether a failure is a less precise call. The first one must fail again: else it may be a race."""
         is_first = broken.finding.explained_by and not self.known.precision.claims
         return (not is_first or fails_again(broken, self.runs)) and self.known.is_less_precise(broken)
 
     def _record(self, broken: FailingExample) -> dict[str, Any]:
-        """Return the record from which a later run can try a failing case again."""
+        """Return the record by which a later run can repeat a failing case."""
         info = self.runs.info
         return Run(info.spec, info.claims, broken.law, broken.case, broken.ignored).to_dict()
 
     def _failure(self, broken: FailingExample) -> Failure:
-        """Return the record of a failure of this kernel."""
+        """Return the failing example as a failure of this kernel, for a report."""
         info = self.runs.info
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
 
     def _keep_intermittent(self, broken: FailingExample, *known_of_it: str) -> bool:
-        """Count a failure that comes and goes for the kernel's known one, or report it on the case as it was drawn.
+        """Count an intermittent failure for the kernel's known intermittent bug, or report it on the drawn case.
 
-        No field of its case is varied, because any other value would seem to mend it. ``known_of_it`` are sentences. If
-        there are none and every repeat fails, nothing comes and goes: then nothing is kept, and False is returned.
+        No field of the case is varied, because any change might seem to fix it. ``known_of_it`` are sentences for the
+        report. Without them, a failure that shows in every repeat is not intermittent: nothing is kept, and False is
+        returned.
         """
         failure = self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT)))
         bug = Bug(replace(failure, repeats=REPEATS))
         known = next((known for known in self.known.bugs.values() if known.is_like(bug)), None)
         if known is None:
-            self.known.write(bug.failure, None)  # as it is not lost then, whatever happens during the repeats
+            self.known.write(bug.failure, None)  # the report is there even if the repeats end this process
             told, script = intermittent(bug.failure, self.runs, known_of_it), None
             if is_of_every_run(told) and not known_of_it:
                 self.known.withdraw(bug.failure)
@@ -491,12 +540,15 @@ class Triage:
         return True
 
     def _keep_as_drawn(self, broken: FailingExample) -> None:
-        """Keep a failure of every run with what few runs of the drawn case tell, as smaller cases come and go."""
+        """Keep a failure on the drawn case, with conditions found in few runs: smaller cases fail only now and then."""
         investigation = replace(self._investigation(self._failure(broken)), hurried=True)
         self._keep(self._found(investigation, shrink=True), broken, ())
 
     def _by_basic_law(self, broken: FailingExample) -> FailingExample:
-        """Return a failure that no known bug explains as a basic law tells it, if that one is not explained either."""
+        """Restate a failure by a basic law, or return it unchanged if known bugs explain the restated failure.
+
+        Example: the law that compares elements of a batch fails, and so does ``forward`` on one of its calls.
+        """
         capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
         is_explained = bool(broken.finding.explained_by)
         run = self._asked_about(broken.finding, explained=is_explained)
@@ -510,7 +562,7 @@ class Triage:
         return Investigation(self.runs, failure, self.known, self.shrinking, hurried)
 
     def _show_apart_from(self, bug: Bug) -> None:
-        """Find other smallest cases for bugs that show everywhere, if theirs meet what a new bug needs."""
+        """If a new bug could also explain the smallest case of an unconditional bug, find that bug a cleaner case."""
         for known in list(self.known.bugs.values()):
             if known.key != bug.key and known.is_everywhere and known.failure.finding.kind in NUMBERS:
                 failure = self._investigation(known.failure).shown_apart_from([bug])
@@ -518,9 +570,10 @@ class Triage:
                     self.known.add(replace(known, failure=failure))
 
     def _same_as(self, bug: Bug) -> Bug | None:
-        """Return the known bug that this is, with what has been found of it now; None for a new one.
+        """Return the known bug that this bug duplicates, with what was found in addition; None if there is none.
 
-        A bug that every ordinary case shows takes the place of a known one that only showed it with certain numbers.
+        If every ordinary case shows the bug but not the known duplicate, the known bug is replaced: failures are no
+        longer attributed to it, and the search goes on.
         """
         f = bug.failure
         run, capabilities = self._asked_about(f.finding, explained=True), self.runs.claims_of(f.law)
@@ -538,7 +591,7 @@ class Triage:
         return None
 
     def _blamed_for_smallest(self, f: Failure) -> Bug | None:
-        """Return the known bug that breaks a call which a comparing law makes for its smallest case, or None."""
+        """Return the known bug that explains a call which a comparing law makes for its smallest case, or None."""
         if not self.known.bugs or law_named(f.law).is_never_restated:
             return None
         verdict = self.runs.in_time(f.law, f.case)
@@ -560,6 +613,6 @@ def _differences(case: Case, other: Case) -> list[str]:
 
 
 def _of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:
-    """Return one failure, the last, of each tensor and kind of error: all of these may be of one bug."""
+    """Return one failure, the last, of each tensor and kind of error; failures that agree in these may be one bug."""
     found = ((broken.finding, broken) for broken in waiting)
     return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())
