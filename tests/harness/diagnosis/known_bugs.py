@@ -1,4 +1,4 @@
-"""The bugs of a kernel that a process knows, what they are blamed for, and what the text of an item says of them."""
+"""The bugs of a kernel that a process knows, the failures counted for them, and the text of an item about them."""
 
 import os
 import shutil
@@ -21,27 +21,37 @@ from tests.harness.report.wording import told
 from tests.harness.verdict import NUMBERS, SANITIZER
 
 MOST_BLAMED = 5
-"""After this many failures of one bug, cases that it would break are changed so that they lack something it needs."""
+"""After this many failures of one bug, drawn cases are changed so that they do not trigger it."""
 
 MOST_BLAMED_IN_DOUBT = 40
-"""The same for a bug that an ordinary case does not show although it has all that the bug is known to need.
+"""The same for a bug that some ordinary case does not show although it meets all known conditions.
 
-Other bugs may need the same and more, and show in cases that are never run once this bug's are changed.
+The conditions are too wide then, and another bug may show only in cases that meet them, which would never be run.
 """
 
 MOST_ENDED = 3
-"""After a bug that needs no field has ended the process this often, no further case is run."""
+"""After a bug without conditions has ended the process this often, no further case is run."""
 
 
 @dataclass
 class KnownBugs:
     """The bugs of one kernel at one dtype, found by this process or read from the ledger of the run.
 
-    ``failures`` are those that this process has reported, ``seen`` and ``imprecise`` what an item has met. With
-    ``verbose``, the text of the item that finds a bug has all that is known of it; else it has a line for each bug,
-    since the summary tells the rest. ``blamed`` counts failing examples by bug and law, ``blamed_elsewhere`` those of
-    other processes by bug. ``finds`` outlast the run. ``hangs`` says whether a case of the kernel has hung,
-    whatever its dtype.
+    Attributes:
+        kernel: the kernel's name.
+        dtype: the dtype of this process's cases.
+        report_dir: where reports are written.
+        verbose: whether the text of an item has all that is known of a new bug. Else it has one line a bug, since the
+            summary has the rest.
+        finds: the database of failing cases, which outlasts the run.
+        bugs: the bugs, by ``Bug.key``.
+        failures: the failures that this process has reported, by ``Bug.key``.
+        blamed: how many failing examples of this process were counted for a bug, by bug and law.
+        blamed_elsewhere: the same for other processes, by bug.
+        precision: all calls of the run that are less precise than claimed.
+        hangs: whether a case of the kernel has hung, in any dtype.
+        seen: the failing examples of the present item, by bug.
+        imprecise: the less precise calls of the present item.
     """
 
     kernel: str
@@ -61,26 +71,23 @@ class KnownBugs:
         self.begin()
 
     def begin(self) -> None:
-        """Start a new item, which has met nothing yet."""
+        """Start a new item."""
         self.seen: dict[str, Occurrences] = {}
         self.imprecise = Imprecise()
         self.unread: list[str] = []
 
     def messages(self) -> list[str]:
-        """Return what was found since the last call, as a user reads it."""
+        """Return the messages for the user since the last call."""
         lines, self.unread = self.unread, []
         return lines
 
     def tell(self, line: str) -> None:
-        """Add a line to the messages, unless it is among them."""
+        """Add a line to the messages, unless it is there already."""
         if line not in self.unread:
             self.unread.append(line)
 
     def write(self, failure: Failure, script: str | None) -> None:
-        """Write a report, and keep its case for later runs.
-
-        If the report can't be written, the run goes on, and a message says so.
-        """
+        """Write a report, and keep its case for later runs. If the report can't be written, a message says so."""
         try:
             report.write(failure, self.report_dir, script)
         except OSError as e:
@@ -88,18 +95,18 @@ class KnownBugs:
         self.finds.keep(Bug(failure))
 
     def write_first(self, failure: Failure) -> None:
-        """Write the first report of a failure, and tell of it in case this process is killed before it knows more."""
+        """Write the first report of a failure and announce its bug, in case this process is killed soon after."""
         self.write(failure, None)
         self.announce(Bug(failure))
 
     def withdraw(self, failure: Failure) -> None:
-        """Remove the report of a failure that turned out to be none, or one of a known bug, and what is kept of it."""
+        """Remove the report and the records of a failure that turned out to be a false alarm or a duplicate."""
         shutil.rmtree(self.report_dir / failure.folder, ignore_errors=True)
         self.finds.withdraw(str(failure.folder))
         self.ledger.append({WITHDRAWN: str(failure.folder)})
 
     def announce(self, bug: Bug) -> None:
-        """Tell other processes what is known of a bug that is still looked into. They avoid what it needs."""
+        """Announce a bug under investigation, so that other processes avoid its trigger."""
         self.ledger.append({BEGUN: bug.to_dict()})
 
     def learn(self) -> None:
@@ -122,46 +129,51 @@ class KnownBugs:
                 self.precision.merge(Imprecise.from_dict(record))
 
     def add(self, bug: Bug) -> None:
-        """Add a bug or what more is known of it, and tell other processes and later runs."""
+        """Add a bug, or replace its record by a fuller one, for this process, other processes and later runs."""
         self.bugs[bug.key] = bug
         if bug.key in self.failures:
             self.finds.keep(bug)
         self.ledger.append(bug.to_dict())
 
     def note_hang(self) -> None:
-        """Remember that a case of the kernel has hung, and tell others, before anything else is known of it."""
+        """Note that a case of the kernel has hung, for other processes too, before the failure is investigated."""
         self.hangs = True
         self.ledger.append({"hangs": self.kernel})
 
     def forget(self, bug: Bug) -> None:
-        """Leave a bug out of those that explain failures; the end of the run still tells of it."""
-        self.learn()  # else what was written of it before would be read later
+        """Stop attributing failures to this bug; it is still reported."""
+        self.learn()  # records of the bug that are still unread would add it again
         self.bugs.pop(bug.key, None)
 
     def ignored(self, case: Case) -> frozenset[str]:
-        """Return the tensors that are wrong in every case of this dtype: other errors show if they are not judged."""
+        """Return the tensors that an unconditional bug makes wrong. If they are not judged, other errors show."""
         always = (bug for bug in self.bugs.values() if bug.is_everywhere and bug.is_met(case))
         return frozenset(x for bug in always if bug.failure.finding.kind in NUMBERS for x in bug.tensors)
 
     def closed(self, law: str) -> tuple[Bug, ...]:
-        """Return the bugs for whose cases others are run under a law."""
+        """Return the bugs whose triggers are avoided in the cases of a law."""
         bugs = filter(self._is_closed, self.bugs.values())
         return tuple(bugs if law_named(law).is_never_restated else map(in_parts, bugs))
 
     def _is_closed(self, bug: Bug) -> bool:
-        """Whether cases that meet a bug are run elsewhere, because it ends processes or was seen often enough."""
+        """Whether a bug's trigger is avoided.
+
+        1. A bug that ends the process: as soon as it has a condition, or else after ``MOST_ENDED`` failures.
+        2. A sanitizer's report: never, since the laws hold in its cases.
+        3. Any other bug: after enough failures, if it has a condition besides lengths and numbers. Without one, no
+           other case could stand for the cases that meet it.
+        """
         own = sum(count for (key, _), count in self.blamed.items() if key == bug.key)
         blamed = own + self.blamed_elsewhere[bug.key]
         if bug.failure.finding.ends_process:
             return bool(bug.needs) or blamed >= MOST_ENDED
-        if bug.failure.finding.kind == SANITIZER:  # the laws hold in its cases
+        if bug.failure.finding.kind == SANITIZER:
             return False
-        # If a bug needs only lengths or numbers, or nothing, no other case can stand for those that meet it.
         most = MOST_BLAMED_IN_DOUBT if bug.severity.missed else MOST_BLAMED
         return blamed >= most and any(not need.is_numeric for need in bug.needs)
 
     def count(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
-        """Count one failing example for a bug, and tell of the bug when a law first shows it."""
+        """Count one failing example for a bug. When a law first shows the bug, a message says so."""
         if not self.blamed[bug.key, law]:
             self.unread.append(self._told(bug, law))
         self.blamed[bug.key, law] += 1
@@ -169,14 +181,14 @@ class KnownBugs:
         self.seen.setdefault(bug.key, Occurrences()).add(law, case, tensor)
 
     def blame_beside(self, law: str, case: Case, beside: Sequence[str]) -> None:
-        """Count a case for the bugs that always make some of these tensors wrong."""
+        """Count a case for the unconditional bugs that make some of the tensors ``beside`` wrong."""
         for bug in list(self.bugs.values()):
             shared = [tensor for tensor in beside if tensor in bug.tensors]
             if shared and bug.needs_no_more_than_dtype and bug.may_show_under(law) and bug.is_met(case):
                 self.count(bug, law, case, shared[0])
 
     def _told(self, bug: Bug, law: str) -> str:
-        """Return the text for a bug in a failing item: one line or, with ``verbose``, all that is known of it."""
+        """Return the message about a bug: one line or, with ``verbose`` and for a new bug, all that is known."""
         path = self.report_dir / bug.failure.folder / "report.md"
         if bug.key not in self.failures or any(key == bug.key for key, _ in self.blamed):
             what = f"{self.kernel}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"
@@ -187,7 +199,7 @@ class KnownBugs:
         return "\n".join([report.message(bug.failure, self.report_dir), *more])
 
     def is_less_precise(self, broken: FailingExample) -> bool:
-        """Remember a call that is less precise than claimed, if one claim explains it and all such calls so far."""
+        """Whether some claim explains a less precise call and all earlier ones. If so, the call is counted as such."""
         call = ImpreciseCall.of(broken.law, broken.case, broken.finding)
         if not (call.explained_by and self.precision.explains_also(call)):
             return False

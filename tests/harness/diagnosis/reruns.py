@@ -1,4 +1,4 @@
-"""One case run again: how often it fails, whether it leaves memory behind, and what a sanitizer reports of it."""
+"""One case run again: how often it fails, whether it leaks memory, and what a sanitizer reports."""
 
 import json
 import subprocess
@@ -23,9 +23,9 @@ from tests.harness.running.sanitizers import Report, command, environment, failu
 from tests.harness.verdict import LEAK, Finding
 
 AGAIN = 2
-"""A failure that shows again this many times in a row is taken to show on every run."""
+"""A failure that shows in this many further runs is taken to show on every run."""
 REPEATS = 100
-"""How often a case is repeated to learn the rate of a failure that comes and goes."""
+"""How often a case is repeated to find the rate of an intermittent failure."""
 REPEAT_SECONDS = 20.0
 """The most seconds for these repeats."""
 AFTER_OTHERS = (
@@ -34,33 +34,34 @@ AFTER_OTHERS = (
 FIRST_CALL = "the case fails in the first call of a new process, and holds when it is repeated there"
 
 GROWN_BYTES = 2**29
-"""By so much a process has grown before a case is repeated in it, and twice as much after each time in vain."""
+"""By how much a process must grow before a case is repeated to look for a leak. Doubled each time none is found."""
 LEAK_SECONDS = 4.0
 """Seconds for the repeats of one case."""
 SMALLER_LEAK_SECONDS = 40.0
 """Seconds to find a smaller case that leaks."""
 
 SAMPLE = 8
-"""How many of the cases that held are run under each sanitizer, for each law and dtype."""
+"""How many passing cases are run under each sanitizer, for each law and dtype."""
 SECONDS = 60.0
-"""Seconds after which a watched process begins no further case. Its start takes eight, compilation more."""
+"""Seconds after which a watched process (one that runs under a sanitizer) begins no further case. Its start takes
+eight seconds, and compilation more.
+"""
 LEAST_SECONDS = 12.0
-"""A watched process is not begun if there are fewer seconds for it."""
+"""A watched process is not started if it would have fewer seconds."""
 PATIENCE = 2.0
-"""A watched process is ended after this many times its seconds."""
+"""A watched process is killed after this many times its seconds."""
 SANITIZED_SECONDS = 120.0
 """Seconds to find a smaller case on which a sanitizer reports an error."""
 
 LOG, DONE = "log", "done"
-"""The files of a watched process."""
+"""The files of a watched process: the sanitizer writes LOG, and the process writes DONE."""
 TOGETHER = "it is reported in a process that runs several cases, and of none of them alone"
 
 
 def fails_again(broken: FailingExample, runs: Runs) -> bool:
-    """Whether a failure shows on every run of its case, as far as a few repeats tell.
+    """Whether a failure shows again each time that its case is repeated; True for a hang, or if there is no time.
 
-    A hang is not repeated, because that takes minutes, and where there is no time to repeat, the failure counts as one
-    that shows again.
+    A hang is not repeated, because that takes minutes.
     """
     with suppress(BudgetSpent):
         return broken.finding.kind == "hung" or all(_fails(broken, runs) is not False for _ in range(AGAIN))
@@ -68,7 +69,10 @@ def fails_again(broken: FailingExample, runs: Runs) -> bool:
 
 
 def intermittent(failure: Failure, runs: Runs, known_of_it: tuple[str, ...] = ()) -> Failure:
-    """Repeat the case of a failure that comes and goes, and return the failure with its rate, and with sentences."""
+    """Return an intermittent failure with the rate at which its case fails, and with the sentences ``known_of_it``.
+
+    If no repeat fails but the first call of a new process does, a sentence says so.
+    """
     failed, made = rate(lambda: _fails(failure, runs), runs.clock.meter(REPEAT_SECONDS))
     with suppress(BudgetSpent):
         if not failed and fails_anew(failure, runs):
@@ -78,9 +82,9 @@ def intermittent(failure: Failure, runs: Runs, known_of_it: tuple[str, ...] = ()
 
 
 def rate(fails: Callable[[], bool | None], spend: Callable[[], None]) -> tuple[int, int]:
-    """Return how many repeats have failed, and how many were made; ``spend`` may end them by raising BudgetSpent.
+    """Return how many repeats failed, and how many were made until ``spend`` raised BudgetSpent.
 
-    A repeat that can't be run here, of which ``fails`` returns None, is not counted.
+    A repeat for which ``fails`` returns None could not be run here, and is not counted.
     """
     outcomes: list[bool | None] = []
     with suppress(BudgetSpent):
@@ -91,7 +95,7 @@ def rate(fails: Callable[[], bool | None], spend: Callable[[], None]) -> tuple[i
 
 
 def is_of_every_run(failure: Failure) -> bool:
-    """Whether a failure has shown in every repeat, so that nothing comes and goes."""
+    """Whether a failure showed in every repeat, so that it is not intermittent."""
     failed, made = failure.finding.rate
     return 0 < failed == made
 
@@ -103,13 +107,13 @@ def fails_anew(broken: FailingExample | Failure, runs: Runs) -> bool:
 
 
 def _fails(broken: FailingExample | Failure, runs: Runs) -> bool | None:
-    """Whether a case fails in any way when it is run once more; None if it can't be run here, which tells nothing."""
+    """Whether a case fails in any way when it is run once more; None if it can't be run here."""
     verdict = runs.in_time(broken.law, broken.case, ignored=broken.ignored)
     return None if verdict.status == "skipped" else runs.info.finding(verdict) is not None
 
 
 def left_behind(law: str, case: Case, runs: Runs) -> float:
-    """Return how many bytes the kernel leaves behind at each repeat of a case, in a process that ends with that."""
+    """Return how many bytes the kernel leaks at each repeat of a case. The child process is closed afterwards."""
     request = Run(runs.info.spec, runs.info.claims, law, case).request("leak", seconds=LEAK_SECONDS)
     try:
         left: float = runs.child.ask(request, runs.child.run_seconds)["left"]
@@ -121,17 +125,17 @@ def left_behind(law: str, case: Case, runs: Runs) -> float:
 
 
 def smaller_leak(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Condition, ...]]:
-    """Return a small case that leaves memory behind too, with what it needs, as far as few repeats tell."""
+    """Return a smaller case that leaks too, with the conditions of the leak that few runs find."""
 
     def fails(smaller: Case) -> bool:
-        # Other memory that is given back meanwhile may hide a leak once.
+        # Memory that is freed meanwhile may hide a leak once.
         return any(left_behind(law, smaller, runs) > 0.0 for _ in range(2))
 
     return smallest(case, fails, runs.info.capabilities, runs.clock.meter(SMALLER_LEAK_SECONDS, RUNS))
 
 
 def leak_finding(left: float) -> Finding:
-    """Return the finding that so many bytes stay behind at each repeat of a case."""
+    """Return the finding about a leak of ``left`` bytes at each repeat of a case."""
     size = f"{left / 2**20:.3g} MiB stay behind each time"
     return Finding(
         claim=f"memory is given back after a call, but when its case is repeated, {size}", kind=LEAK
@@ -139,16 +143,17 @@ def leak_finding(left: float) -> Finding:
 
 
 def sample(held: Sequence[tuple[str, Case]], law: str) -> list[Case]:
-    """Return the first cases of a law that held, without huge strides, for which a device may lack memory."""
+    """Return the first passing cases of a law, without huge strides, for which a device may lack memory."""
     cases = dict.fromkeys(case for name, case in held if name == law)
     return [case for case in cases if "huge" not in case.layouts][:SAMPLE]
 
 
 @dataclass
 class Watch:
-    """What one sanitizer reports of a kernel; ``told`` says why it did not do its work, once.
+    """Runs cases of a kernel under one sanitizer.
 
-    ``done`` is the number of cases to whose end the last process has come.
+    ``told`` has a line if the sanitizer itself failed, after which it is not started again. ``done`` is how many cases
+    the last watched process has finished.
     """
 
     sanitizer: str
@@ -157,7 +162,7 @@ class Watch:
     done: int = 0
 
     def reported(self, law: str, cases: Sequence[Case]) -> list[Report]:
-        """Return what is reported of some cases, all of which run in one process."""
+        """Run cases in one watched process, and return the sanitizer's reports."""
         info, seconds, self.done = self.runs.info, self.runs.clock.share(SECONDS), 0
         if seconds < LEAST_SECONDS or self.told:
             return []
@@ -172,22 +177,22 @@ class Watch:
         return found
 
     def first(self, law: str, cases: Sequence[Case]) -> tuple[Case, Report, bool] | None:
-        """Return a case of which something is reported, what is, and whether it is when the case runs alone.
+        """Return a case with its report, and whether the case is reported if it runs alone; None without any report.
 
-        If in none of them alone, the case is the last one.
+        If no case is reported alone, the last case is returned with the report of all together.
         """
         found = self.reported(law, cases) if cases else []
         self.runs.tally.watched[self.sanitizer] += self.done if cases else 0
         if not found:
             return None
-        last = self.done  # memcheck ends the process in the case of which it reports something
+        last = self.done  # memcheck ends the process in the case that it reports, so that case is tried first
         for case in [*cases[last:], *cases[:last]] if len(cases) > 1 else ():
             for report in self.reported(law, [case])[:1]:
                 return case, report, True
         return cases[-1], found[0], len(cases) == 1
 
     def reduced(self, law: str, case: Case, report: Report) -> tuple[Case, tuple[Condition, ...]]:
-        """Return a small case of which the same is reported, with what it needs, as far as few runs tell."""
+        """Return a smaller case with the same report, and the conditions of it that few runs find."""
 
         def fails(smaller: Case) -> bool:
             return report.what in {each.what for each in self.reported(law, [smaller])}
@@ -197,10 +202,10 @@ class Watch:
 
 
 def watched(sanitizer: str, runs: Sequence[Run], device: str, seconds: float, folder: Path) -> str:
-    """Run cases in a process that a sanitizer watches, and return the end of what it prints.
+    """Run cases in a process under a sanitizer, and return the end of its stderr.
 
-    The tool writes the file LOG of the folder, and the process the file DONE. A process that takes too long is ended,
-    and the last line of LOG says so.
+    The files LOG and DONE are written to the folder. A process that takes too long is killed, and the last line of LOG
+    says so.
     """
     program = [sys.executable, "-P", "-m", "tests.harness.worker.sanitized", seen_by_child(device)]
     records = [run.to_dict() for run in runs]

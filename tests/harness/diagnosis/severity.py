@@ -1,4 +1,4 @@
-"""How bad a bug is: which ordinary cases show it, and what these have in common that others lack."""
+"""How bad a bug is: which ordinary cases show it, and which field distinguishes these from cases that pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,14 +20,17 @@ from tests.harness.verdict import Finding
 CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
 CONTRASTED = 4
-"""How many ordinary cases that show a bug, and how many that do not, are compared."""
+"""The most ordinary cases that are compared: so many that show the bug, and so many that do not."""
 
 Answer = tuple[Case, Finding | None]
-"""A case with what is found in it."""
+"""A case with its finding."""
 
 
 def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -> list[Answer]:
-    """Return what a failure's law finds in ordinary cases; ``spend`` may end the runs, which are made once for all."""
+    """Run a failure's law on ordinary cases, and return the findings, which are remembered for other failures.
+
+    ``spend`` may raise BudgetSpent, which ends the runs.
+    """
     law, dtype = failure.law, failure.case.dtype
     with suppress(BudgetSpent):
         for case in ordinary_cases(runs.info.capabilities, dtype, runs.device_type):
@@ -45,9 +48,13 @@ def with_contrast(
     counted: Callable[[Finding | None], Finding | None],
     spend: Callable[[], None],
 ) -> Bug:
-    """Find needs of a bug that seems to need nothing, by comparing ordinary cases that show it with others.
+    """Find conditions for a bug without any, by comparing ordinary cases that show it with ordinary cases that pass.
 
-    ``answers`` are those of ordinary cases. ``counted`` is ``Investigation.counted``; ``spend`` may end the search.
+    Example: a causal case shows it, and a case without causal passes. If causal=False fixes the causal case, and the
+    bug's own case is causal too, that is its condition.
+
+    ``answers`` are those of ordinary cases. ``counted`` is ``Investigation.counted``. ``spend`` may raise BudgetSpent,
+    which ends the search.
     """
     f = bug.failure
     mine = f.finding
@@ -63,7 +70,7 @@ def with_contrast(
 
     with suppress(BudgetSpent):
         differences = [need for case in without[:CONTRASTED] for need in _contrast(showing[0], case)]
-        # What this failure's own case does not meet is needed by another bug, which those cases show.
+        # If the failure's own case does not meet a condition, those cases show another bug.
         differences = [need for need in differences if need.is_met(f.case)]
         needs = needs_of(differences, showing[:CONTRASTED], fails, search.claims)
         bug = replace(bug, needs=without_accidents(needs))
@@ -74,7 +81,7 @@ def with_contrast(
 
 
 def _contrast(showing: Case, without: Case) -> Iterator[Condition]:
-    """Yield the fields in which a case that does not show a bug differs from one that does."""
+    """Yield a condition for each field in which a case that shows a bug differs from a case that does not."""
     for name in CONTRASTS:
         value, other = value_of(showing, name), value_of(without, name)
         if value != other:
