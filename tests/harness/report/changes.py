@@ -14,11 +14,11 @@ Summary = Mapping[str, Any]
 Row = Mapping[str, Any]
 """An entry of a bug, or of a law at a dtype of a kernel, in a summary."""
 GONE = "gone: "
-"""The beginning of a notice that a bug of an earlier run is gone."""
+"""How a notice begins that a bug of an earlier run is gone."""
 
 
 def read_night(path: Path) -> Summary | None:
-    """Return the content of a summary.json of this version; None for anything else, and for the replay of one case."""
+    """Return the content of a summary.json of this version; None for any other file, and for the replay of one case."""
     try:
         summary: Summary = json.loads(path.read_text())
         bugs_of(summary)
@@ -28,11 +28,11 @@ def read_night(path: Path) -> Summary | None:
 
 
 def changes(now: Summary, before: Summary) -> dict[str, list[Row]]:
-    """Compare a run with an earlier one, and return the bugs of both by what became of them.
+    """Compare a run with an earlier one, and return the bugs of both by what has become of them.
 
-    They are "new", "still there", "gone", or "not tried again". A bug of the earlier run is gone if it was not found
-    again in at least one example of its kernel, a law that it broke and a dtype that it showed in. Such a row says in
-    "tried" in how many.
+    They are "new", "still there", "gone" or "not tried again". An earlier bug that was not found again is gone
+    if this run had at least one example of its kernel, a law that it broke, and a dtype in which it showed. The number
+    of these examples is in its row, as "tried".
     """
     found, known = bugs_of(now), bugs_of(before)
     new = [row for row, bug in found if not any(are_one(bug, other) for _, other in known)]
@@ -50,11 +50,11 @@ def changes(now: Summary, before: Summary) -> dict[str, list[Row]]:
 
 
 def told_gone(held: Iterable[Bug], found: Iterable[Bug]) -> Iterator[str]:
-    """Yield a line for each bug of earlier runs whose cases hold, unless the run has found it in another case.
+    """Yield a line for each bug of earlier runs whose cases pass, unless this run has found it in another case.
 
     Args:
-        held: a bug for each case that holds now. Of one bug there may be several.
-        found: the bugs that the run has found.
+        held: a bug for each case that passes in this run; some may be duplicates.
+        found: the bugs that this run has found.
     """
     cases = {f"{bug.failure.kernel} {bug.failure.law} {bug.failure.case}": bug for bug in held}
     known = list(found)
@@ -72,24 +72,24 @@ def _mended(f: Failure, cases: int) -> str:
 
 
 def bugs_of(summary: Summary) -> list[tuple[Row, Bug]]:
-    """Return the entry of each bug with its record. Raises ValueError, LookupError or TypeError for other content."""
+    """Return the entry of each bug with the bug. Raises ValueError, LookupError or TypeError for other content."""
     return [(row, Bug.from_dict(row["record"])) for row in summary["bugs"]]
 
 
 def are_one(one: Bug, other: Bug) -> bool:
-    """Whether two runs have found one bug: their records are alike, or each explains the smallest case of the other."""
+    """Whether bugs of two runs are the same: their records are alike, or each explains the other's smallest case."""
     if one.failure.kernel != other.failure.kernel:
         return False
     return one.is_like(other) or (explains(one, other) and explains(other, one))
 
 
 def explains(known: Bug, bug: Bug) -> bool:
-    """Whether a known bug can be blamed for the smallest case of another."""
+    """Whether a known bug can be blamed for the smallest case of another: same symptom, and all conditions are met."""
     return known.could_break(bug.failure.finding) and known.is_met(bug.failure.case)
 
 
 def examples(summary: Summary, bug: Row) -> int:
-    """Return how many examples a run had in which a bug might have shown, judged by its kernel, laws and dtypes."""
+    """Return how many examples of a run might have shown a bug: those of its kernel, laws and dtypes."""
     return sum(
         row["examples"]
         for row in summary["results"]

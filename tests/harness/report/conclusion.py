@@ -16,7 +16,7 @@ from tests.harness.running.runs import Runs
 from tests.harness.verdict import Finding
 
 FEWEST_DRAWN = 3
-"""A claim is offered if so many failing cases that were drawn support it: cases of one shrinking are all alike."""
+"""A claim is offered if this many drawn failing cases support it. Cases of one shrinking are too much alike."""
 
 CASE = "smallest"
 """The label of the smallest case."""
@@ -26,7 +26,14 @@ OFFER = "or claim"
 
 @dataclass(frozen=True)
 class DistinctBug:
-    """A bug, where it showed, lines that offer other claims, and the report folders of other finds of the same bug."""
+    """A bug of a run, reported once.
+
+    Attributes:
+        bug: the bug, with the tensors of all its duplicates.
+        seen: the failing examples of the bug and of its duplicates.
+        offers: lines that offer claims which would be true of the kernel.
+        twins: the report folders of duplicates.
+    """
 
     bug: Bug
     seen: Occurrences
@@ -34,11 +41,11 @@ class DistinctBug:
     twins: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the lines that its report ends with: how bad it is, where it showed, which claims would be true."""
+        """Return the last lines of the bug's report: how bad it is, where it showed, which claims would be true."""
         return [*(text for _, text in told(self.bug, self.seen)), *self.offers]
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """Yield a label and a text for each fact that is known of the bug, apart from the path of its report."""
+        """Yield a label and a text for each known fact of the bug, except the path of its report."""
         failure = self.bug.failure
         yield "claim", " ".join(failure.finding.claim.split())
         if failure.finding.rate:
@@ -57,11 +64,11 @@ def merged(
     seen: Mapping[str, Occurrences],
     is_same: Callable[[Bug, Bug], bool] | None = None,
 ) -> list[DistinctBug]:
-    """Return each bug once, the worst first, although two processes may have found the same one at the same time.
+    """Return each bug once, the worst first. Duplicates exist because two processes may find a bug at the same time.
 
-    ``is_same`` says whether two bugs of one kernel are one; without it, their records decide. There may be time to ask
-    of some pairs only, so those come first that make a common tensor wrong and, among these, those with a bug that few
-    examples have shown: what is known of it is not much.
+    ``is_same`` says whether two bugs of one kernel are duplicates; without it, their records decide. It may run out of
+    time, so the pairs come first that make a common tensor wrong. Among these, pairs come first with a bug of few
+    failing examples, of which little is known.
     """
     in_order = sorted(bugs, key=lambda name: severity(bugs[name]))
     groups = {name: [name] for name in in_order}
@@ -81,14 +88,14 @@ def merged(
 
 
 def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:
-    """Whether two finds are of one bug, by ``is_same``, or by their records if there is none."""
+    """Whether two bugs are duplicates, by ``is_same``, or by their records if there is none."""
     if one.failure.kernel != other.failure.kernel:
         return False
     return is_same(one, other) if is_same else one.is_like(other)
 
 
 def together(group: Sequence[Bug], seen: Mapping[str, Occurrences]) -> DistinctBug:
-    """Return all finds of one bug as one: the first with the tensors and sightings of all, the others its twins."""
+    """Merge duplicates: the first bug gets the tensors and failing examples of all, and the others are its twins."""
     everything = Occurrences()
     for bug in group:
         everything.merge(seen.get(bug.key, Occurrences()))
@@ -99,10 +106,10 @@ def together(group: Sequence[Bug], seen: Mapping[str, Occurrences]) -> DistinctB
 def with_offers(
     concluded: DistinctBug, runs: Runs, answered: Sequence[Case], spend: Callable[[], None]
 ) -> DistinctBug:
-    """Return the bug with those offers that are true for all failing cases of the run; ``spend`` may end the runs.
+    """Return the bug with the offered claims that would be true of all failing cases of the run.
 
-    If none of those is, that which excludes all failing cases is looked for among others: of the cases that the kernel
-    has ``answered`` it must leave enough.
+    If none would be, another claim is looked for that excludes all failing cases, and leaves enough of the cases that
+    the kernel has ``answered``. ``spend`` may raise BudgetSpent, which ends the runs.
     """
     bug, seen = concluded.bug, concluded.seen
     failing = [case for _, case in (*seen.cases, *seen.shrunk)]
@@ -138,7 +145,7 @@ def _offer(
 
 
 def _numbers(f: Finding) -> Iterator[tuple[str, str]]:
-    """Yield facts of the worst element or, if no number is wrong, the last frame or line of the failure's detail."""
+    """Yield facts about the worst element or, if no number is wrong, the place or last line of the failure's detail."""
     if f.actual is not None:
         place = f"{f.expression or f.tensor}[{', '.join(map(str, f.index))}]"
         yield "where", f"{place}: expected {f.expected}, actual {f.actual}"
@@ -155,7 +162,7 @@ def _rounded(ratio: float | str | None) -> str:
 
 
 def replaced(text: str, concluded: Iterable[DistinctBug]) -> str:
-    """Return the text with the names of reports that describe the same bug as another replaced by the other's."""
+    """Return the text with the report folder of each duplicate replaced by that of the reported bug."""
     for one in concluded:
         for twin in one.twins:
             text = text.replace(twin, one.bug.key)

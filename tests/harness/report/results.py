@@ -34,17 +34,27 @@ FORMAT = 1
 Key = tuple[str, str, str]
 """The names of a kernel, a law and a dtype."""
 Tell = Callable[[str, Mapping[Item, Tally], Advice], str | None]
-"""Makes one line about a kernel of its name, its counts and the advice on it; or None."""
+"""Makes one line about a kernel, or None, from its name, its counts and the advice on it."""
 
 
 class Results:
     """All that the items of a run have counted and found, in all processes.
 
-    ``selected`` are the laws at the dtypes that the run is to try: all but those that a user leaves out. ``bugs`` and
-    ``seen`` have the name of a report folder as their key; for those in ``unreported``, of which no item has told yet,
-    ``seen`` has one example. ``broken`` has the folders of the bugs that break a law at a dtype, and ``gone`` the bugs
-    of earlier runs whose cases hold. ``concluded`` is empty until the run is over: then it has each distinct bug once.
-    ``advice`` has claims for kernels that refuse much, once they are tried.
+    Attributes:
+        infos: the kernels, by name.
+        selected: the kernels, laws and dtypes that the run is to try: all that the user has not excluded.
+        tallies: the counts of each kernel, law and dtype.
+        bugs: the bugs, by report folder.
+        seen: the failing examples of each bug, by report folder. A bug in ``unreported`` has one.
+        begun: bugs whose investigation is not over.
+        unreported: folders of bugs that are in the ledger, but in no item's results yet.
+        broken: the folders of the bugs that break a law at a dtype.
+        imprecise: calls of each kernel that are less precise than claimed.
+        less_precise: the kernels, laws and dtypes of these calls.
+        concluded: each distinct bug once; empty until the run is over.
+        gone: bugs of earlier runs whose cases pass.
+        notices: what a user must know of the whole run.
+        advice: claims for kernels that refuse much, once they are tried.
     """
 
     def __init__(self, kernels: Sequence[KernelInfo]) -> None:
@@ -64,7 +74,7 @@ class Results:
         self.advice: dict[str, Advice] = {}
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Add what one item has counted and found: ``counts`` is its report's ``flashproof``."""
+        """Add what one item has counted and found: ``counts`` is the attribute ``flashproof`` of its pytest report."""
         key = (counts["kernel"], counts["law"], counts["dtype"])
         self.tallies.setdefault(key, Tally()).merge(Tally.from_dict(counts["tally"]))
         for bug in map(Bug.from_dict, counts["bugs"]):
@@ -76,7 +86,7 @@ class Results:
                 self.unreported.remove(folder)
                 del self.seen[folder]
             self.seen.setdefault(folder, Occurrences()).merge(sightings)
-            # A failure may have waited for its investigation, so it may be of a law or dtype of an earlier item.
+            # A failure that waited for its investigation may be of the law and dtype of an earlier item.
             for law, dtype, _ in sightings.counts:
                 self.broken.setdefault((key[0], law, dtype), set()).add(folder)
         self.gone += map(Bug.from_dict, counts.get("gone", ()))
@@ -87,10 +97,9 @@ class Results:
             self.less_precise.add(key)
 
     def add_unreported(self, ledger: Ledger, *, is_over: bool) -> None:
-        """Add the bugs that are new in a run's ledger and of which no item has told.
+        """Add the bugs in a run's ledger that are in no item's results, each with one failing example until they are.
 
-        Each counts for one failing example until an item tells of it. If the run ``is_over``, a failure whose process
-        ended as it looked into it is a bug of which no more is known.
+        If the run ``is_over``, this includes a bug whose process ended during the investigation, as far as it is known.
         """
         for record in ledger.news():
             self.begun.pop(record.get(WITHDRAWN, ""), None)
@@ -113,9 +122,9 @@ class Results:
                 self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(key)
 
     def absorb(self, other: "Results", folders: Mapping[str, str]) -> None:
-        """Add what another run has counted; ``folders`` says what its report folders are called here.
+        """Add what another run has counted, but not its bugs, which ``conclude`` adds.
 
-        Its bugs are left out: see ``conclude``.
+        ``folders`` has the names here of the other run's report folders.
         """
         self.selected |= other.selected
         for key, tally in other.tallies.items():
@@ -129,13 +138,13 @@ class Results:
         self.notice(other.notices)
 
     def notice(self, lines: Iterable[str]) -> None:
-        """Remember what a user must know of the whole run, each line once."""
+        """Add lines that a user must know of the whole run, each once."""
         self.notices = list(dict.fromkeys([*self.notices, *lines]))
 
     def conclude(self, concluded: Sequence[DistinctBug]) -> None:
         """Keep the distinct bugs of the whole run.
 
-        If they explain all less precise calls of a kernel, these count for the bugs.
+        Less precise calls of a kernel count for its bugs if these explain all of them.
         """
         self.concluded = list(concluded)
         for kernel, calls in list(self.imprecise.items()):
@@ -150,12 +159,12 @@ class Results:
 
     @property
     def told(self) -> list[str]:
-        """Return what a user must know of the whole run and of each kernel, and which bugs of earlier runs are gone."""
+        """Return lines that a user must know about the run, about each kernel, and about bugs that are gone."""
         found = [one.bug for one in self.concluded] or self.bugs.values()
         return [*self.notices, *self._notes(), *told_gone(self.gone, found)]
 
     def _notes(self) -> Iterator[str]:
-        """Yield the notes that cases of a kernel show, each once with the number of these: see ``Trial.note``."""
+        """Yield each note on a kernel once, with the number of examples that show it: see ``Trial.note``."""
         for kernel, total in self._of_kernels().items():
             for text, count in total.shown.items():
                 if count:
@@ -164,7 +173,7 @@ class Results:
 
     @property
     def keys(self) -> set[Key]:
-        """Return each kernel, law and dtype that is to be tried, for which an item was run, or a bug was seen."""
+        """Return each kernel, law and dtype that is to be tried, or was run, or showed a bug."""
         return {*self.selected, *self.tallies, *self.broken}
 
     @property
@@ -185,9 +194,9 @@ class Results:
         return [dtype for dtype in DTYPES if dtype in found]
 
     def verdict(self, key: Key) -> str:
-        """Return the verdict as summary.json has it: broken, less precise, held, known or not tried.
+        """Return the verdict for summary.json: "broken", "less precise", "held", "known" or "not tried".
 
-        It is "known" if every case that was drawn meets a known failure, so that none was run.
+        It is "known" if every drawn case meets a known failure of the kernel, so that none was run.
         """
         tally = self.tallies.get(key, Tally())
         if key in self.broken:
@@ -199,10 +208,9 @@ class Results:
         return "known" if tally.known else "not tried"
 
     def mark(self, kernel: str, law: str, dtype: str) -> str:
-        """Return the verdict as the matrix shows it: a key of ``MARKS``.
+        """Return the verdict for the matrix on the screen: a key of ``MARKS``.
 
-        The matrix also has marks for refusals, for some known failures and for what is not claimed. In summary.json
-        these are fields of their own.
+        It may also be "refused" or "not claimed", and "known" if only some of the drawn cases meet a known failure.
         """
         key = (kernel, law, dtype)
         tally, verdict = self.tallies.get(key, Tally()), self.verdict(key)
@@ -218,9 +226,9 @@ class Results:
         return "known" if tally.known else verdict
 
     def untried(self) -> dict[str, str]:
-        """Return by kernel in one line which of its claimed laws were not tried: no example of them came to its end.
+        """Return for each kernel its claimed laws of which no example was completed, in one line.
 
-        Dtypes are named where a law was tried at others.
+        Dtypes are named if a law was tried at others. Example: "forward, backward (float16)".
         """
         return {kernel: line for kernel in self.kernels if (line := ", ".join(self._untried_of(kernel)))}
 
@@ -233,7 +241,7 @@ class Results:
                 yield law if is_all else f"{law} ({', '.join(untried)})"
 
     def _lacks_gradients(self, kernel: str) -> bool:
-        """Whether gradients of a kernel were asked for and the kernel never returned one to judge."""
+        """Whether laws judged other tensors of a kernel where gradients were asked for, but never a gradient."""
         tallies = (
             tally
             for key, tally in self.tallies.items()
@@ -243,14 +251,14 @@ class Results:
         return bool(judged) and judged.isdisjoint(GRADIENTS)
 
     def counts(self, name: str) -> dict[str, int]:
-        """Return the sum of the field ``name`` of all tallies of a kernel, for each kernel where it is not 0."""
+        """Return for each kernel the sum of the field ``name`` of its tallies, where that is not 0."""
         sums: Counter[str] = Counter()
         for (kernel, _, _), tally in self.tallies.items():
             sums[kernel] += getattr(tally, name)
         return {kernel: sums[kernel] for kernel in self.kernels if sums[kernel]}
 
     def answered(self, kernel: str) -> list[Case]:
-        """Return some of the cases that a kernel has answered, of all laws and dtypes."""
+        """Return some of the cases that a kernel has answered rather than refused, of all laws and dtypes."""
         return list(merged_tallies(x for key, x in self.tallies.items() if key[0] == kernel).answered_cases)
 
     def complaints(self) -> list[str]:
@@ -258,15 +266,15 @@ class Results:
         return [line for line in self._of_each(complaint) if line is not None]
 
     def drawn_within(self) -> list[str]:
-        """Return one line for each kernel that refuses so much that cases were drawn from less than it claims."""
+        """Return one line for each kernel that refuses so much that cases were drawn from narrower claims."""
         return [line for line in self._of_each(drawn_within) if line is not None]
 
     def _of_each(self, tell: Tell) -> Iterator[str | None]:
-        """Yield what a function tells of each kernel from its name, its counts and the advice on it."""
+        """Call a function for each kernel with its name, its counts and the advice on it, and yield the lines."""
         return (tell(name, self._tallies(name), self.advice.get(name, NO_ADVICE)) for name in self.infos)
 
     def to_be_advised(self) -> dict[str, dict[str, Seen]]:
-        """Return the kernels that refuse much, each with some cases of the laws under which they do."""
+        """Return the kernels that refuse much, each with the laws under which it does, and some of their cases."""
         found = {name: asked_about(self._tallies(name)) for name in self.infos}
         return {name: seen for name, seen in found.items() if seen}
 
@@ -275,7 +283,7 @@ class Results:
         return {key[1:]: tally for key, tally in self.tallies.items() if key[0] == kernel}
 
     def less_precise_told(self) -> dict[str, str]:
-        """Return one line for each kernel that is less precise than claimed, by the name of the kernel."""
+        """Return one line for each kernel that is less precise than claimed, by its name."""
         return {kernel: self._sentence(kernel) for kernel in sorted(self.imprecise)}
 
     def _sentence(self, kernel: str) -> str:
@@ -283,32 +291,32 @@ class Results:
         return sentence(self.imprecise[kernel], dtypes)
 
     def slow(self) -> dict[str, Tally]:
-        """Return the counts of each kernel that took long for some cases, by the name of the kernel."""
+        """Return the counts of each kernel that took long for some cases, by its name."""
         return {kernel: total for kernel, total in self._of_kernels().items() if total.slow}
 
     def _of_kernels(self) -> dict[str, Tally]:
-        """Return the counts of all laws and dtypes of a kernel together, by the name of the kernel."""
+        """Return for each kernel the counts of all its laws and dtypes together."""
         totals: dict[str, Tally] = {}
         for (kernel, _, _), tally in self.tallies.items():
             totals.setdefault(kernel, Tally()).merge(tally)
         return totals
 
     def counters(self, name: str) -> dict[str, Counter[str]]:
-        """Return the sum of the counter ``name`` of all tallies of a kernel, for each kernel where it has counted."""
+        """Return for each kernel the sum of the counter ``name`` of its tallies, where that is not empty."""
         found: dict[str, Counter[str]] = {}
         for (kernel, _, _), tally in self.tallies.items():
             found.setdefault(kernel, Counter()).update(getattr(tally, name))
         return {kernel: counts for kernel, counts in found.items() if counts}
 
     def not_run(self) -> dict[str, str]:
-        """Return the reason for which most cases of a kernel could not be run here, by the name of the kernel."""
+        """Return for each kernel the most frequent reason why cases could not be run on this machine."""
         found: dict[str, Counter[str]] = {}
         for (kernel, _, _), tally in self.tallies.items():
             found.setdefault(kernel, Counter()).update(tally.skip_reasons)
         return {kernel: reasons.most_common(1)[0][0] for kernel, reasons in found.items() if reasons}
 
     def designs(self) -> dict[str, str]:
-        """Return which designs explain the results of a kernel, the most frequent first, by the name of the kernel.
+        """Return for each kernel the designs that explain its results, the most frequent first.
 
         Only kernels that declare no arithmetic have such designs: see ``reference.family``.
         """
@@ -318,9 +326,9 @@ class Results:
         }
 
     def coverage(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return the examples of each value of a field that a kernel claims: by kernel, field and value.
+        """Return the number of examples by kernel, field and claimed value of the field.
 
-        An example counts only under laws that judge what the field says.
+        An example counts only under laws that judge what the field is about.
         """
         examples: dict[str, Counter[str]] = {kernel: Counter() for kernel in self.kernels}
         for (kernel, law, _), tally in self.tallies.items():
@@ -331,11 +339,10 @@ class Results:
         }
 
     def distribution(self) -> list[dict[str, Any]]:
-        """Return a row for each kernel, dtype and tensor: how the largest error over bound varies over examples.
+        """Return a row for each kernel, dtype and tensor: the distribution of an example's largest error over bound.
 
-        Only the basic laws count. "histogram" has the number of examples in each of ``BARS``
-        equal parts of the range from 0 to 1. "tests_nothing" is the share of examples in which an answer of 0 would
-        hold.
+        Only the basic laws count. "histogram" has the number of examples in each of ``BARS`` equal parts of the range
+        from 0 to 1. "tests_nothing" is the share of examples in which a tensor of zeros would pass.
         """
         merged: dict[tuple[str, str], Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():

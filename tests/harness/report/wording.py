@@ -1,4 +1,4 @@
-"""How a bug is told: how bad it is, where it showed and what it needs, and which of several comes first."""
+"""A bug in words: how bad it is, where it showed and its conditions; and which of several bugs is the worst."""
 
 import math
 from typing import Any
@@ -24,11 +24,14 @@ from tests.harness.law import law_named
 from tests.harness.verdict import NUMBERS, Finding, in_ulps
 
 MANY_ULPS = 1e6
-"""An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
+"""An error of this many units in the last place or more is plainly wrong, so that their number is not reported."""
 
 
 def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
-    """Say how bad a bug is, where it showed and what it needs: each as a label and a text that needs no label."""
+    """Return how bad a bug is, where it showed and its conditions, each as a label and a text that stands alone.
+
+    Example: ("needs", "only with seqlen_k above 64").
+    """
     facts = []
     if tried := bug.severity.tried:
         share = f"shows in {bug.severity.shown} of {tried} ordinary cases"
@@ -43,12 +46,12 @@ def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
 
 
 def conditions_of(bug: Bug) -> str:
-    """Return what a bug needs, in words; "" if it always shows."""
+    """Return a bug's conditions in words; "" if it has none."""
     return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
 
 
 def _size(finding: Finding) -> str:
-    """Say how large the error is, if the finding has numbers."""
+    """Return the size of the error, such as "; 12 ulps off, 0.03 of dk's norm"; "" if the finding has no numbers."""
     if finding.kind == "nonfinite":
         return "; NaN is lost" if finding.of_nan == ("lost",) else "; not finite"
     if finding.ulps is None or finding.relative is None:
@@ -60,7 +63,7 @@ def _size(finding: Finding) -> str:
 
 
 def _need(need: Condition) -> str:
-    """Say in words what is needed."""
+    """Return a condition in words, such as "seqlen_k above 64"."""
     if need.name == HUGE:
         return "huge strides"
     if need.name in VALUES_OF:
@@ -94,18 +97,18 @@ def _need(need: Condition) -> str:
 
 
 def _are_odd(need: Condition) -> bool:
-    """Whether all numbers that fail are odd, and several that hold are even."""
+    """Whether all failing numbers are odd, and the passing ones are several even numbers."""
     return all(x % 2 for x in need.fails) and len(need.holds) > 1 and not any(x % 2 for x in need.holds)
 
 
 def _are_above(need: Condition) -> bool:
-    """Whether all values are numbers, and those that fail are above those that hold."""
+    """Whether all values are numbers, and the failing ones are above the passing ones."""
     are_numbers = all(type(x) in (int, float) for x in (*need.fails, *need.holds))
     return are_numbers and bool(need.holds) and max(need.holds) < min(need.fails)
 
 
 def _scale(need: Condition) -> str:
-    """Say which sm_scale is needed: 0, a negative one, or any but the few that hold."""
+    """Return a condition on sm_scale in words: 0, a negative one, or any except the few that pass."""
     set_by_user = [x for x in need.holds if x is not None]
     if set_by_user and {*need.fails} == {0}:
         return "sm_scale 0"
@@ -115,12 +118,12 @@ def _scale(need: Condition) -> str:
 
 
 LENGTH_OF = {"seqlen_q": "queries", "seqlen_k": "keys"}
-"""What each length is the number of."""
+"""What each length counts."""
 
 RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
-"""Kinds of bugs, the worst first: wrong numbers on ordinary data, failures without numbers on ordinary data, failures
-at the ends of the range, failures with NaN or infinity in the inputs, results that are only less precise than they
-should be, and calls that should have been refused."""
+"""Kinds of bugs, the worst first: wrong numbers on ordinary data, crashes and exceptions on ordinary data, failures
+with special numbers or huge strides only, failures with NaN or infinity in the inputs, results that are only less
+precise than claimed, and calls that should have been refused."""
 
 
 def rank(bug: Bug) -> str:
@@ -138,14 +141,14 @@ def rank(bug: Bug) -> str:
 
 
 def severity(bug: Bug) -> tuple[Any, ...]:
-    """Return a key that sorts the worst bug first: by rank, share of ordinary cases, and size of its error."""
+    """Return a key that sorts the worst bug first: by rank, share of ordinary cases, and size of the error."""
     f = bug.failure.finding
     relative, ratio = (float("inf") if x is None else float(x) for x in (f.relative, f.ratio))
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
 TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED)
-"""Needs that summary.json tells by the fields of a case that they are made of."""
+"""Features for which summary.json names the fields of a case that they follow from, such as heads_kv and group."""
 
 
 def row(bug: Bug, seen: Occurrences) -> dict[str, Any]:
