@@ -1,4 +1,4 @@
-"""Claims for a kernel that refuses much of what it claims: found by asking it, and tried before they are told."""
+"""Find claims for a kernel that refuses much of what it claims, and try them before they are offered as advice."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,21 +23,21 @@ from tests.harness.session.subject import drawn
 FEW = 0.05
 """Claims are advice if the kernel refuses no more than this share of the cases that are drawn from them.
 
-If no claims keep all that is answered, each may exclude this share of it, such as empty sequences, which many kernels
-answer whatever else they refuse.
+If no claims keep all answered cases, each claim may exclude this share of them. Example: many kernels answer empty
+sequences, whatever else they refuse.
 """
 
 TRIED, TRIED_BESIDE = 24, 8
-"""So many cases are drawn from claims that are tried under each basic law, and under each other law.
+"""How many cases are drawn to try claims: under each basic law, and under each other law.
 
-To draw a case takes longer than most kernels take to refuse it.
+They are few because drawing a case takes longer than most kernels take to refuse it.
 """
 
 LEAST_TRIED = 12
-"""Claims are no advice if fewer of the cases that are drawn from them can be run on this machine."""
+"""Claims are no advice if fewer of the cases drawn from them can be run on this machine."""
 
 ROUNDS = 5
-"""So often claims are changed for a law, each time by what the kernel answers and refuses of those before."""
+"""How often claims are changed for a law, each time by the cases that the kernel has answered and refused so far."""
 
 ANSWERED = ("held", "broken")
 """Statuses of a verdict on a case that the kernel has answered, right or wrong."""
@@ -48,12 +48,12 @@ WITHOUT_GRADIENTS = "backward=false"
 def advised(
     runs: Runs, refusing: Mapping[str, Seen], spend: Callable[[], None], kinds: Callable[[], Sequence[str]]
 ) -> Advice:
-    """Return claims under which a kernel answers nearly all; none if none are found, or there is no time to try them.
+    """Return claims under which a kernel answers nearly all cases; none if there are none, or no time to try them.
 
     Args:
-        runs: what asks the kernel.
-        refusing: the laws under which it refuses much, each with cases of these.
-        spend: called before each case; it raises BudgetSpent if there is no more time.
+        runs: runs cases of the kernel.
+        refusing: the laws under which the kernel refuses much, each with some refused and answered cases.
+        spend: called before each case; raises BudgetSpent if there is no more time.
         kinds: returns kinds of the claim ``ragged`` that the kernel may be meant for. It is called only if the kernel
             refuses all dense calls.
     """
@@ -89,16 +89,16 @@ class Asking:
     spend: Callable[[], None]
 
     def claimed(self, claims: Claims) -> Capabilities:
-        """Return the claims of the kernel with others in their place."""
+        """Return the kernel's capabilities with these claims in place of its own."""
         return parse_claims(claims, self.runs.info.capabilities)
 
     def status(self, law: str, case: Case, claims: Claims) -> str:
-        """Return what becomes of a case under a law and claims, as a verdict says it. Raises BudgetSpent."""
+        """Return the status of the verdict on a case under a law and claims. Raises BudgetSpent."""
         self.spend()
         return self.runs.status(law, case, claims)
 
     def seen(self, law: str, asked: Iterable[Case], claims: Claims) -> Seen:
-        """Return which of the cases the kernel refuses, and which it answers; some may not run on this machine."""
+        """Return which of the cases the kernel refuses, and which it answers. Others can't be run on this machine."""
         found = {case: self.status(law, case, claims) for case in asked}
         return Seen(
             tuple(plain(case) for case, status in found.items() if status == "refused"),
@@ -106,13 +106,16 @@ class Asking:
         )
 
     def first_answered(self, law: str, claims: Claims) -> Case | None:
-        """Return a usual case that the kernel answers."""
+        """Return the first of the usual cases that the kernel answers, or None."""
         claimed = self.claimed(claims)
         asked = chain.from_iterable(usual(dtype, claimed) for dtype in claimed.dtypes)
         return next((case for case in asked if self.status(law, case, claims) in ANSWERED), None)
 
     def opening(self, refusing: Mapping[str, Seen], kinds: Callable[[], Sequence[str]]) -> Claims:
-        """Return claims of kinds of calls if the kernel answers usual ones of these and no dense call, else none."""
+        """Return claims without dense calls, if the kernel refuses all of these and answers ragged ones; else none.
+
+        Example: ``ragged=packed`` and ``dense=false``.
+        """
         if any(seen.answered for seen in refusing.values()) or self.first_answered("forward", ()) is not None:
             return ()
         claimed = self.runs.info.capabilities.ragged
@@ -122,17 +125,18 @@ class Asking:
         return ("dense=false",) if found == claimed else (f"ragged={','.join(found)}", "dense=false")
 
     def _answers(self, kind: str) -> bool:
-        """Whether the kernel answers a usual call of a kind of the claim ``ragged``, and raises no exception in it."""
+        """Whether the kernel answers a usual call of a kind of the claim ``ragged`` with numbers, right or wrong."""
         claims = (f"ragged={kind}", "dense=false")
         case = self.first_answered("forward", claims)
         finding = None if case is None else self.runs.hard("forward", case, claims=claims)
         return case is not None and not (finding and finding.hides_numbers)
 
     def settled(self, law: str, claims: Claims, seen: Seen) -> tuple[Claims | None, Seen]:
-        """Return claims, added to others, under which the kernel answers nearly all cases of a law; None if none are.
+        """Add claims until the kernel answers nearly all cases of a law; return all claims and the cases tried.
 
-        With them come the cases that were drawn from them, or those by which none were found. Some cases of a law under
-        which the kernel refuses much, if nothing is added to its own claims, were ``seen`` before.
+        Each round adds other claims (``truer``), which follow from all cases answered and refused so far. If all rounds
+        fail, a law of gradients is tried without gradients; if that fails too, None is returned in place of claims.
+        ``seen`` has cases that were run before, under the kernel's own claims.
         """
         claimed, is_known = self.claimed(claims), bool(seen.refused) and not claims
         added: Claims = ()
@@ -153,7 +157,7 @@ class Asking:
         return self.settled(law, (*claims, WITHOUT_GRADIENTS), Seen())
 
     def drawn(self, law: str, claims: Claims) -> Iterator[Case]:
-        """Yield cases of a law that are drawn from claims, of each dtype in turn; none if the law does not apply."""
+        """Draw cases of a law from claims, of each dtype in turn; none if the law does not apply."""
         declared, claimed = law_named(law), self.claimed(claims)
         dtypes = [dtype for dtype in claimed.dtypes if declared.applies_to(claimed, dtype)]
         number = TRIED if law_named(law).is_basic else TRIED_BESIDE
@@ -162,7 +166,10 @@ class Asking:
         return islice(filter(None, chain.from_iterable(in_turn)), number)
 
     def varied(self, law: str, claims: Claims) -> Seen:
-        """Return what the kernel answers of cases that differ in one thing from a usual one, if it answers such one."""
+        """Return which variants of an answered usual case, each with one field changed, the kernel answers or refuses.
+
+        Nothing is returned if it answers no usual case.
+        """
         first, claimed = self.first_answered(law, claims), self.claimed(claims)
         if first is None:
             return Seen()
@@ -172,7 +179,7 @@ class Asking:
 
 
 def truer(law: str, seen: Seen, claimed: Capabilities, failed: Sequence[Claims]) -> Claims:
-    """Return claims that exclude what is refused and keep what is answered, or nearly all of it if none keep all.
+    """Return claims that exclude the refused cases and keep all answered ones or, if no claims do, nearly all.
 
     Claims that have ``failed`` are returned only if there are no others.
     """

@@ -1,7 +1,7 @@
-"""One kernel at one dtype: its cases are drawn and run, and what is found is returned.
+"""One kernel at one dtype: its cases are drawn and run, and the results are returned.
 
-Hypothesis draws cases some at a time, before any of them is run. So a run of a kernel is no part of a test of
-Hypothesis, which would take what it raises for a failure of its own.
+Hypothesis draws a few cases at a time, before any of them is run. So no kernel runs inside a Hypothesis test, which
+would take any exception for a failure of that test.
 """
 
 import math
@@ -40,7 +40,7 @@ from tests.harness.running.refusals import is_mostly_refused, was_not_run
 from tests.harness.verdict import NUMBERS, Verdict
 
 AT_ONCE = 8
-"""Cases that one Hypothesis run draws. Some of those of longer runs are copies of earlier ones."""
+"""How many cases one Hypothesis run draws. Longer runs repeat some of their cases."""
 
 
 class TimeUp(Exception):
@@ -51,10 +51,16 @@ class TimeUp(Exception):
 class Subject:
     """One kernel at one dtype in one process.
 
-    A law that is broken raises nothing: what becomes of the failure is left to ``triage``, and the search goes on until
-    its time is up. What the kernel seems to answer is learned in ``answered``. With ``replay``, its case is all that is
-    drawn, and what it ignores is not judged. ``corpus`` has failing cases of earlier runs, and ``near`` those that came
-    nearest to a bound: they are run before any is drawn.
+    A broken law raises nothing: the failure is passed to ``triage``, and the search goes on until its time is up.
+
+    Attributes:
+        triage: sorts failures.
+        answered: which cases the kernel seems to answer, and which to refuse.
+        max_seqlen: the largest length to draw, if it is limited.
+        replay: a run to repeat: only its case is run, and its ignored tensors are not judged.
+        corpus: failing cases of earlier runs, which are run before any case is drawn.
+        near: cases that came nearest to a bound in earlier runs, which are run early too.
+        strategies: the strategies made so far.
     """
 
     triage: Triage
@@ -69,7 +75,7 @@ class Subject:
         self.runs, self.known = self.triage.runs, self.triage.known
         self.info, self.dtype = self.runs.info, self.known.dtype
         if self.replay is not None:
-            self.triage.may_grow = 0  # a replay tells a leak whatever the size of the process
+            self.triage.may_grow = 0  # a replay looks for a leak whatever the size of the process
         self.begin()
 
     def __repr__(self) -> str:
@@ -80,7 +86,7 @@ class Subject:
         """Return a strategy of claimed cases at this dtype; ``options`` are those of ``strategies.cases.cases``."""
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
-        # Strategies are kept, because Hypothesis takes longer to look at a new one than to draw an example from it.
+        # Strategies are kept, because Hypothesis takes longer to validate a new one than to draw an example from it.
         key = (repr(self.focus), *sorted(options.items()))
         if key not in self.strategies:
             self.strategies[key] = cases(
@@ -93,7 +99,7 @@ class Subject:
         return self.strategies[key]
 
     def is_tried(self, run: Run, law: Law) -> bool:
-        """Whether a case of an earlier run is one of a law and this dtype that the kernel claims."""
+        """Whether a run of an earlier session is repeated: it has this law and dtype, and a claimed case."""
         case = run.case
         return (run.law, case.dtype) == (law.name, self.dtype) and self.info.capabilities.admits(case)
 
@@ -102,9 +108,8 @@ class Subject:
     ) -> None:
         """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
 
-        ``is_within`` says that it leaves out claimed cases which the kernel seems to refuse.
-
-        What earlier items have found stays known.
+        ``is_within`` says that the focus leaves out claimed cases which the kernel seems to refuse. Bugs that earlier
+        items have found stay known.
         """
         self.tally = self.runs.begin()
         self.known.begin()
@@ -116,9 +121,9 @@ class Subject:
         self.deadline = self.triage.deadline = time.perf_counter() + seconds
 
     def check(self, law: Law, case: Case) -> Verdict | None:
-        """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
+        """Run ``law`` on ``case`` in the child, or on a similar case if ``case`` is known to fail.
 
-        Return the verdict on the case; None if it was not run. Raises TimeUp if the time is over.
+        Return the verdict on ``case``; None if another case or none was run. Raises TimeUp if the time is over.
         """
         if self._is_late():
             raise TimeUp
@@ -134,13 +139,13 @@ class Subject:
         try:
             verdict, open_case = self._noted_verdict(law, open_case, ignored | passed_over)
             if passed_over and self.info.finding(verdict):
-                # Only all that is wrong in a case tells whether a known bug explains it.
+                # All wrong tensors must be known to decide whether a known bug explains the failure.
                 again = self.runs.in_time(law.name, open_case, ignored=ignored)
                 verdict = again if self.info.finding(again) else verdict
         except OutOfTime:
             if self.runs.clock.left <= 0:
                 raise TimeUp from None
-            return None  # of a case that may compile or hang nothing is known
+            return None  # the case may hang, or be slow to compile: neither passed nor failed
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
         if finding is not None and finding.kind == "hung":
@@ -153,10 +158,10 @@ class Subject:
         return verdict if open_case is case else None
 
     def _noted_verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> tuple[Verdict, Case]:
-        """Return the verdict on a case, and the case, after it is noted whether the kernel answers or refuses it.
+        """Run a case, note whether the kernel answers or refuses it, and return the verdict and the case.
 
-        A case that is refused is run again with contiguous inputs, since many kernels take no others. If the kernel
-        answers that, it is the case and the verdict that are returned.
+        A refused case is run again with contiguous inputs, since many kernels take no others. If that is not refused,
+        the contiguous case and its verdict are returned.
         """
         verdict = self._verdict(law, case, ignored)
         self._note(law.name, case, verdict, is_within=self.is_within)
@@ -170,14 +175,14 @@ class Subject:
         return changed, plain
 
     def _is_refusal(self, verdict: Verdict) -> bool:
-        """Whether the kernel has refused a case, as it may."""
+        """Whether the kernel has refused a case, where it is allowed to."""
         is_allowed = self.info.capabilities.may_refuse and self.replay is None
         return is_allowed and verdict.status == "refused"
 
     def _note(self, law: str, case: Case, verdict: Verdict, *, is_within: bool) -> None:
-        """Remember whether the kernel has refused or answered a case.
+        """Note whether the kernel has refused or answered a case.
 
-        ``is_within`` says that the case was drawn, or made, as one that the kernel seems to answer.
+        ``is_within`` says that the case was chosen as one that the kernel seems to answer.
         """
         is_refused = self._is_refusal(verdict)
         if not (is_refused or verdict.tells_answers):
@@ -192,7 +197,7 @@ class Subject:
             self.tally.refused_within += is_refused
 
     def _verdict(self, law: Law, case: Case, ignored: frozenset[str], *, is_changed: bool = False) -> Verdict:
-        """Return the verdict on a case. In the replay of what comes and goes it is repeated until it fails."""
+        """Return the verdict on a case. In the replay of an intermittent failure it is repeated until it fails."""
         for _ in range(1 if self.replay is None else self.replay.repeats):
             verdict = self.runs.drawn(law.name, case, ignored, hangs=self.known.hangs, is_changed=is_changed)
             if verdict.finding is not None:
@@ -200,7 +205,7 @@ class Subject:
         return verdict
 
     def take_up(self, law: Law, unfinished: Mapping[Path, Case]) -> None:
-        """Run a law on cases in which earlier runs were cut off, however long that takes, and remove their files.
+        """Run a law on cases during which earlier runs were killed, however long that takes, and remove their files.
 
         Raises TimeUp if the time of the run is over.
         """
@@ -213,7 +218,7 @@ class Subject:
     def uphold_corpus(self, law: Law) -> None:
         """Run ``law`` on failing cases of earlier runs, however long that takes. Raises TimeUp if the run is over.
 
-        The bug of a case that holds is gone. Since failures that come and go may look otherwise, it has to hold again.
+        If a case passes several times, its bug is gone. An intermittent failure may pass once.
         """
         deadline, self.deadline = self.deadline, math.inf
         for kept in self.corpus:
@@ -225,7 +230,7 @@ class Subject:
         self.deadline = deadline
 
     def _is_gone(self, kept: Kept) -> bool:
-        """Whether a case that has held once, where known bugs may have been ignored, holds again with all judged."""
+        """Whether a case that has passed once, perhaps with tensors ignored, passes again with all tensors judged."""
         is_own = kept.is_gone_if_it_holds and self.info.is_called(kept.run.spec)
         return is_own and all(self.runs.holds(kept.run.law, kept.run.case) for _ in range(AGAIN))
 
@@ -250,7 +255,7 @@ class Subject:
         self.known.finds.keep_nearest(name, found, self.changed)
 
     def results(self) -> dict[str, Any]:
-        """Return the results of the item for the summary: its counts, its bugs, where these showed, and notices."""
+        """Return the item's results for the summary: its counts, its bugs with their failing examples, and notices."""
         bugs, seen = self.known.bugs, self.known.seen
         return {
             "kernel": self.info.name,
@@ -264,7 +269,7 @@ class Subject:
         }
 
     def known_that_hold(self, law: Law) -> list[str]:
-        """Return complaints about known failures of a law whose stored case holds, so that their entries must go."""
+        """Return complaints about declared known failures of a law whose stored case passes: they must be removed."""
         return [
             f"{self.info.name}: a known failure is gone: {known.what}\n"
             f"  remove it from known_failures: its case holds: {case!r}"
@@ -274,7 +279,7 @@ class Subject:
         ]
 
     def complaint(self) -> str:
-        """Say why the item shows nothing, or nearly nothing; the summary says more, once for the kernel."""
+        """Return why the item shows next to nothing about the kernel; "" if it does show something."""
         if self.known.seen:
             return ""
         if was_not_run(self.tally):
@@ -282,13 +287,14 @@ class Subject:
         return f"{self.info.name} refused nearly all cases" if is_mostly_refused(self.tally) else ""
 
     def _is_late(self) -> bool:
-        """Whether the time for examples is up. The first example of an item needs only the run's time."""
+        """Whether the time for examples is up. An item's first example is run as long as the run has time."""
         return self.runs.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
     def _passed_over(self, law: Law, case: Case) -> frozenset[str]:
-        """Return the tensors that bugs seen often make wrong in a case, if a basic law has others to judge there.
+        """Return the tensors that avoided bugs make wrong in a case, if a basic law judges other tensors there too.
 
-        Another bug of these others, which needs the same fields, would not be found in cases that are run elsewhere.
+        The case is then run without judging these tensors, rather than avoided. Example: a bug of dq with causal was
+        seen often. A bug of dv with causal can be found only if causal cases are run.
         """
         if not law.is_basic or self.replay is not None:
             return frozenset()
@@ -302,9 +308,9 @@ class Subject:
         return wrong if are_numbers and judged - wrong else frozenset()
 
     def _moved(self, law: Law, case: Case, *, has_more: bool) -> Case | None:
-        """Return the case, or one near it that meets nothing known to fail; None if there is none.
+        """Return the case, or a similar one that triggers no known failure or avoided bug; None if there is none.
 
-        A case of bugs found in this run stays as it is if it ``has_more`` to judge.
+        A case that triggers only bugs of this run stays as it is if it ``has_more`` tensors to judge.
         """
         known = Avoided(tuple(x for x in self.info.known_failures if law.fails_by(x)))
         closed = Avoided(known.known, self.known.closed(law.name))
@@ -320,7 +326,7 @@ class Subject:
 
 
 class Stream(Iterator[Case]):
-    """Cases from Hypothesis runs whose seeds are drawn from ``seeds``: so many as ``most``, by default without end."""
+    """Cases from Hypothesis runs whose seeds are drawn from ``seeds``: at most ``most``, by default without end."""
 
     def __init__(self, strategy: SearchStrategy[Case], seeds: Random, most: float = math.inf) -> None:
         self.strategy, self.seeds, self.left = strategy, seeds, most
@@ -333,7 +339,7 @@ class Stream(Iterator[Case]):
         return self.coming.popleft()
 
     def draw_ahead(self) -> None:
-        """Draw what comes next, if it has to be drawn, while a case is run. What it raises, ``next`` will raise."""
+        """Draw the next cases, if none are left, while a case runs. An exception is raised by ``next`` only."""
         with suppress(Exception):
             self._draw()
 
@@ -345,7 +351,7 @@ class Stream(Iterator[Case]):
 
 
 def drawn(strategy: SearchStrategy[Case], seed: object, number: int = AT_ONCE) -> list[Case]:
-    """Return ``number`` cases that Hypothesis draws, or fewer if there are no more; the same for the same seed."""
+    """Return ``number`` cases drawn by Hypothesis, or fewer if there are no more; the same cases for the same seed."""
     found: list[Case] = []
 
     @hypothesis.seed(seed)
@@ -355,4 +361,4 @@ def drawn(strategy: SearchStrategy[Case], seed: object, number: int = AT_ONCE) -
         found.append(case)
 
     run()
-    return found[1:]  # a run begins with its simplest case, whatever the seed
+    return found[1:]  # a Hypothesis run begins with the simplest case, whatever the seed

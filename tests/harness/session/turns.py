@@ -1,6 +1,6 @@
 """Turns: every law at every dtype of every kernel gets a few examples first, and twice as many in each later round.
 
-In a run by the clock all processes note how much of the time each kernel has had, so that all get a fair share.
+In a run that ends by the clock, processes write down how much time each kernel has had, so that each gets a fair share.
 """
 
 import math
@@ -22,32 +22,35 @@ FEWEST = 3
 FIRST_ROUND_SECONDS = 45.0
 """Seconds of the first round of a run that ends by the clock: after a minute there is a first matrix."""
 ITEM_SECONDS = 0.5
-"""Seconds that each law at each dtype gets in the first round at least, even if later rounds then start later."""
+"""The least seconds for each law at each dtype in the first round, even if that delays later rounds."""
 TURN_SECONDS = 6.0
-"""Seconds that a turn takes at least, where a round has time for several turns of each law at each dtype.
+"""The least seconds of a turn, where a round has time for several turns of each law at each dtype.
 
-Each turn draws from compiled variants of its own, so that many short turns would compile most of their time.
+Each turn draws from compiled variants of its own, so that many short turns would spend most of their time compiling.
 """
 TURNS_OF_SERIES = 2
 """The number of successive turns of a round in which a law at a dtype uses the same compiled variants."""
 LAST_ROUND = 0.2
-"""The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
+"""The time share of the last round. Huge strides are drawn in it alone, because they crash many kernels."""
 
 TURNS = "turns.jsonl"
 """The file, beside the journals, to which each process writes when a turn begins and when it ends."""
 
 OVERRUN_SECONDS = 5.0
-"""A kernel is held up if one of its turns is not over so many seconds after the time that it was given."""
+"""A kernel is held up if one of its turns overruns its time by this many seconds."""
 
 
 @dataclass(frozen=True)
 class Turn:
     """One turn of a law at one dtype of a kernel: a Hypothesis run of its own.
 
-    ``number`` tells it from the other turns of its law and dtype, and ``round`` decides from how much it draws. Those
-    of one ``series`` draw from the same variants, and from more of them in each round. A turn has at most ``examples``,
-    or None if only the clock ends it; ``weight`` is its share of the time among all turns. In the ``last`` round huge
-    strides are drawn as well.
+    Attributes:
+        number: its place among the turns of its law and dtype.
+        round: its round; in each later round a turn draws from more compiled variants.
+        weight: its share of the time among all turns.
+        last: whether its round is the last one, in which huge strides are drawn as well.
+        examples: the most examples that it has; None if only the clock ends it.
+        series: turns of one series draw from the same compiled variants.
     """
 
     number: int
@@ -58,10 +61,10 @@ class Turn:
     series: int = 0
 
     def focus(self, capabilities: Capabilities, is_compiled: bool, seed: object) -> Focus:
-        """Return what the turn draws from: for a kernel that ``is_compiled`` few variants, more of them in each round.
+        """Return what the turn draws from: all that the kernel claims, or a few variants if it ``is_compiled``.
 
-        ``series`` decides which variants. If nothing has to be compiled, every turn draws from all claims. So does the
-        last turn of a run by examples, since no turn beside it draws what it would leave out.
+        The later the round, the more variants; ``series`` decides which. The last turn of a run by examples draws from
+        all claims even for a compiled kernel, since no other turn would draw the variants that it leaves out.
         """
         claims = capabilities if self.last else without_huge_strides(capabilities)
         if not is_compiled or (self.last and self.examples is not None):
@@ -79,7 +82,10 @@ class Turn:
 
 
 def turns_of_examples(examples: int) -> tuple[Turn, ...]:
-    """Return turns of ``examples`` in all, each with twice as many as the one before, and a last one."""
+    """Return turns with ``examples`` in all: each has twice as many as the turn before, but for the last.
+
+    The last turn has the share ``LAST_ROUND``.
+    """
     weights = _weights(int(math.log2((1 - LAST_ROUND) * examples / FEWEST + 1)))
     ends = [round(examples * sum(weights[: i + 1])) for i in range(len(weights))]
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -89,10 +95,11 @@ def turns_of_examples(examples: int) -> tuple[Turn, ...]:
 
 
 def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ...]:
-    """Return the turns of a run that ends by the clock: in each round as many as there is time for.
+    """Return the turns of one law at one dtype in a run that ends by the clock.
 
-    ``items`` is the number of combinations of a kernel, a law and a dtype, all of which take part in each round. A
-    round has one turn for each worker if that leaves every turn ``TURN_SECONDS``, else fewer, and at least one.
+    ``items`` is the number of combinations of a kernel, a law and a dtype, all of which take part in each round. In a
+    round each has as many turns as there are workers if every turn then has ``TURN_SECONDS``, else fewer, and at least
+    one.
     """
     first_round = max(FIRST_ROUND_SECONDS, ITEM_SECONDS * items)
     weights = _weights(round(math.log2((1 - LAST_ROUND) * seconds / first_round + 1)))
@@ -106,7 +113,10 @@ def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ..
 
 
 def _weights(doubling: int) -> list[float]:
-    """Return the shares of the rounds, which add up to 1: each but the last is twice the one before."""
+    """Return the time shares of the rounds, which add up to 1: each but the last is twice the share before.
+
+    For 3 rounds that double, and a last round of 0.2: 0.8 / 7, 1.6 / 7, 3.2 / 7, 0.2.
+    """
     if doubling < 1:
         return [1.0]
     total = 2**doubling - 1
@@ -116,10 +126,10 @@ def _weights(doubling: int) -> list[float]:
 def seconds_for(
     place: int, weights: Sequence[float], left: float, workers: int, patience: float = 1.0
 ) -> float:
-    """Return how long the turn at ``place`` may take of the seconds ``left`` to it and to those that follow.
+    """Return how long the turn at ``place`` may take of the seconds ``left`` for this and all later turns.
 
-    ``workers`` take the turns in their order. With ``patience`` a turn may take that many times its share, since the
-    turns that follow share whatever is left then.
+    ``workers`` take the turns in order. With ``patience`` a turn may take that many times its share, since later turns
+    share whatever time is left then.
     """
     return min(left, patience * left * workers * weights[place] / sum(weights[place:]))
 
@@ -127,13 +137,16 @@ def seconds_for(
 def fair_seconds(
     kernel: str, part: float, weights: Mapping[str, float], had: Mapping[str, float], left: float
 ) -> float:
-    """Return how long a turn may take that is ``part`` of what is left of its kernel's turns, by their weight.
+    """Return how long a turn of a kernel may take; it is ``part`` of the kernel's remaining turns, by weight.
 
-    In the end each kernel shall have had seconds in proportion to the weight of all its turns (``weights``). So those
-    that have had less get more of the seconds ``left`` to all workers together, and one that has had more than its
-    share gets none.
+    In the end each kernel shall have had seconds in proportion to the weight of all its turns (``weights``). Example:
+    of two kernels of equal weight the first has had 30 s and the second 10 s, and 40 s are ``left`` for all workers
+    together. In the end each shall have had 40 s, so that the first gets 10 s more, and the second 30 s. A kernel that
+    has had more than its share gets none.
     """
-    ordered = sorted(weights, key=lambda name: had[name] / weights[name])  # those that are behind come first
+    ordered = sorted(
+        weights, key=lambda name: had[name] / weights[name]
+    )  # kernels that are behind come first
     seconds, total = (accumulate(map(of.__getitem__, ordered)) for of in (had, weights))
     level = min((left + s) / weight for s, weight in zip(seconds, total, strict=True))
     return part * max(0.0, level * weights[kernel] - had[kernel])
@@ -141,14 +154,14 @@ def fair_seconds(
 
 @dataclass(frozen=True)
 class Running:
-    """A turn of a kernel that has begun at the time ``begun``, and was given so many seconds."""
+    """A turn of a kernel that began at the time ``begun``, and may take the seconds ``given``."""
 
     kernel: str
     given: float
     begun: float
 
     def had(self, now: float) -> float:
-        """Return the seconds that the turn has had by now; one that ends early counts as if it had had all of them."""
+        """Return the seconds that count for the turn by now: at least those it was given, even if it ends early."""
         return max(self.given, now - self.begun)
 
 
@@ -162,7 +175,7 @@ class Shares:
 
     @contextmanager
     def turn(self, kernel: str, seconds: float) -> Iterator[None]:
-        """Tell all processes that a turn of a kernel begins, which is given so many seconds, and when it ends."""
+        """Announce to all processes when a turn of a kernel begins, how many seconds it may take, and when it ends."""
         self.lines.append({"turn": kernel, "given": seconds, "time": time.time()})
         try:
             yield
@@ -170,7 +183,7 @@ class Shares:
             self.lines.append({"time": time.time()})
 
     def had(self) -> Mapping[str, float]:
-        """Return the seconds that each kernel has had, in turns that are over and in those that are not."""
+        """Return the seconds that each kernel has had, in ended turns and in running ones."""
         self._read()
         had, now = self.ended.copy(), time.time()
         for turn in self.running.values():
@@ -178,7 +191,7 @@ class Shares:
         return had
 
     def held_up(self) -> set[str]:
-        """Return the kernels of which a turn is running that takes much longer than it was given."""
+        """Return the kernels with a running turn that takes much longer than it was given."""
         self._read()
         now = time.time()
         return {x.kernel for x in self.running.values() if x.had(now) > x.given + OVERRUN_SECONDS}
