@@ -30,6 +30,12 @@ ROUND = (*WEIGHED, *(law for law in ALL_LAWS if law not in WEIGHED))
 
 LAWS = tuple(dict.fromkeys(ROUND))
 
+FIRST = 2
+"""Cases of a Hypothesis run that are drawn at first, and are enough for most laws and dtypes of a short schedule.
+
+The first cases of a run are the same, however many follow.
+"""
+
 EVERY = 5
 """Every fifth example may have huge strides. A run of the property tests draws these in its last fifth instead."""
 
@@ -70,14 +76,17 @@ class Schedule:
             everything = before == EVERY - 1
             number = of_all if everything else of_all * (EVERY - 1) + before
             chunk, place = divmod(number, AT_ONCE)
-            found = self._drawn(law, dtype, seed_, chunk, everything)
+            found = self._drawn(law, dtype, seed_, chunk, everything, FIRST if place < FIRST else AT_ONCE)
             if place < len(found):
                 yield law, found[place]
 
-    def _draw(self, law: str, dtype: str, seed_: int, chunk: int, everything: bool) -> list[Case]:
+    def _draw(
+        self, law: str, dtype: str, seed_: int, chunk: int, everything: bool, number: int
+    ) -> list[Case]:
         claims = self.capabilities if everything else without_huge_strides(self.capabilities)
         of_law = law_named(law)
         if not of_law.applies_to(self.capabilities, dtype):
             return []
         seed_of_chunk = f"{seed_} {law} {dtype} {chunk} {everything}"
-        return drawn(cases(claims, dtype=dtype, device_type=self.device_type, **of_law.draws), seed_of_chunk)
+        strategy = cases(claims, dtype=dtype, device_type=self.device_type, **of_law.draws)
+        return drawn(strategy, seed_of_chunk, number)

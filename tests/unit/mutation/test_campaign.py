@@ -13,9 +13,10 @@ from strategies.case import Case
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.session.subject import AT_ONCE
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.campaign import CANNOT_RUN, Campaign, FalseAlarm
-from tests.mutation.schedule import LAWS, ROUND, Schedule
+from tests.mutation.schedule import FIRST, LAWS, ROUND, Schedule
 from tests.mutation.score import quantile
 from tests.mutation.targets import targets
 from tests.unit.support.sound import CLAIMS
@@ -130,6 +131,13 @@ def test_the_kernel_itself_is_asked_once_for_each_example() -> None:
     for mutant in ("one", "other"):
         both.attempt(mutant, 0, 1)
     assert cast(Answers, both.child).count == {"one": 1, "other": 1, "sound": 1}
+
+
+@pytest.mark.parametrize("law", ["forward", "backward"])
+def test_the_first_cases_are_the_same_however_many_are_drawn(law: str) -> None:
+    few, many = (SCHEDULE._draw(law, "float16", 0, 0, False, number) for number in (FIRST, AT_ONCE))
+    assert len(few) == FIRST
+    assert few == many[:FIRST]
 
 
 def test_examples_follow_from_the_seed() -> None:
