@@ -17,11 +17,11 @@ from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.session.plan import chosen_device
 from tests.harness.verdict import Finding
 from tests.mutation.campaign import Campaign
-from tests.mutation.schedule import LAWS, Schedule, is_quick
+from tests.mutation.schedule import LAWS, ROUND, Schedule, is_quick
 from tests.panel import LESS_PRECISION, PANEL, Member
 
-QUICK_EXAMPLES, QUICK_INTERPRETED = 40, 12
-"""Examples for each member in a quick profile, and for each interpreted one: what two cores do in half a minute."""
+QUICK_INTERPRETED = 12
+"""Examples for each interpreted member in a quick profile; the others have one round, which asks every law."""
 SEED = 1
 """The seed of the cases, which are drawn once and are the same for every member."""
 ROUNDINGS = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 64.0}
@@ -51,7 +51,7 @@ def campaigns(pytestconfig: pytest.Config) -> Iterator[EachClaim]:
 def budget(member: Member) -> int:
     """Return how many examples to try: as many as a full run draws for one kernel, or a sample in a quick profile."""
     if is_quick():
-        return QUICK_INTERPRETED if member.is_triton else QUICK_EXAMPLES
+        return QUICK_INTERPRETED if member.is_triton else len(ROUND)
     return settings().max_examples * len(LAWS) * len(ROUNDINGS)
 
 
