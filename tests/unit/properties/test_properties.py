@@ -1,6 +1,6 @@
 """Every law can fail: each alone catches a planted bug, and a sound kernel passes all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -19,11 +19,12 @@ from strategies.rotary import Rotation, rows_from
 from tests.harness.law import law_named
 from tests.harness.session import subject
 from tests.harness.trial.trial import LawBroken, Trial
-from tests.mutation.schedule import LAWS
+from tests.mutation.schedule import LAWS, is_quick
 from tests.unit.support.emulator import aligned
 from tests.unit.support.sound import CLAIMS, Pair, Sound, Triple, plain
 
-EXAMPLES = 40
+EXAMPLES, QUICK_EXAMPLES = 40, 10
+"""Cases of each law that a sound kernel has to hold in, or a kernel whose bug another law has to catch."""
 ROUNDS = 10
 """How often ``EXAMPLES`` cases are drawn until a bug is caught: long sequences are drawn seldom."""
 FEW = {"max_scores": 2**14, "heads": ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3), (1, 2, 2), (3, 1, 1))}
@@ -31,18 +32,33 @@ FEW = {"max_scores": 2**14, "heads": ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3)
 
 
 @cache
-def drawn(law: str, dtype: str, round_: int) -> list[Case]:
+def drawn(law: str, dtype: str, round_: int, number: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
     claims = replace(CLAIMS, ragged=("cache",), rotary=ROTARY, fp8_inputs=FP8_INPUTS)
     draws = {**FEW, **law_named(law).draws}
-    return subject.drawn(cases(claims, dtype=dtype, **draws), round_, EXAMPLES)
+    return subject.drawn(cases(claims, dtype=dtype, **draws), round_, number)
 
 
-def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
+def few(law: str, dtype: str) -> list[Case]:
+    """Return the first cases of a law: fewer in a quick run."""
+    return drawn(law, dtype, 0, QUICK_EXAMPLES if is_quick() else EXAMPLES)
+
+
+def many(law: str, dtype: str) -> Iterator[Case]:
+    """Yield as many cases as a law may need to catch a bug of its own."""
+    return chain.from_iterable(drawn(law, dtype, round_, EXAMPLES) for round_ in range(ROUNDS))
+
+
+def failure(
+    law: str,
+    make: Callable[[], AttentionKernel],
+    dtype: str,
+    tried: Callable[[str, str], Iterable[Case]] = few,
+) -> str:
     """Return what the law says of the first case that breaks it; "" if all hold, or it needs what is not claimed."""
     if not law_named(law).applies_to(make().capabilities, dtype):
         return ""
-    for case in chain.from_iterable(drawn(law, dtype, round_) for round_ in range(rounds)):
+    for case in tried(law, dtype):
         kernel = make()
         launch = tuple(setting for setting in case.launch if setting[0] in kernel.capabilities.launch)
         try:
@@ -287,7 +303,7 @@ def test_law_alone_catches_its_bug(law: str) -> None:
     bug, dtype = BUGS[law]
     # Each case gets a new kernel, so that nothing is carried over from one to the next.
     found = {
-        name: failure(name, lambda: bug().kernel(), dtype, ROUNDS if name == law else 1) for name in LAWS
+        name: failure(name, lambda: bug().kernel(), dtype, many if name == law else few) for name in LAWS
     }
     assert found.pop(law), f"{law} misses {bug.__name__}"
     if law == "forward":  # backward judges out and lse too, because a call with gradients may return others
