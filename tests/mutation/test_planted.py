@@ -50,9 +50,14 @@ def budget(campaign: Campaign) -> int:
 def test_the_kernel_itself_keeps_every_law(
     kernel: str, seed: int, campaigns: Callable[[str], Campaign], record: Recorder
 ) -> None:
-    """Nearly all bugs are caught within these examples, so on them the kernel without a bug must raise no alarm."""
+    """Nearly all bugs are caught within these examples, so on them the kernel without a bug must raise no alarm.
+
+    A quick run tries one round, which asks every law: CI runs the laws themselves on the kernel beside it, and a bug
+    counts as caught only if the kernel keeps the law on the very case.
+    """
     campaign = campaigns(kernel)
-    examples = campaign.schedule.examples(seed, min(ALL_CAUGHT, budget(campaign)))
+    limit = len(campaign.schedule.round) if is_quick() else min(ALL_CAUGHT, budget(campaign))
+    examples = campaign.schedule.examples(seed, limit)
     record(Sound(seed=seed, examples=sum(campaign.keeps(law, case) for law, case in examples)))
 
 
