@@ -23,7 +23,7 @@ from tests.mutation.schedule import LAWS, is_quick
 from tests.unit.support.emulator import aligned
 from tests.unit.support.sound import CLAIMS, Pair, Sound, Triple, plain
 
-EXAMPLES, QUICK_EXAMPLES = 40, 10
+EXAMPLES, QUICK_EXAMPLES = 40, 6
 """Cases of each law that a sound kernel has to hold in, or a kernel whose bug another law has to catch."""
 ROUNDS = 10
 """How often ``EXAMPLES`` cases are drawn until a bug is caught: long sequences are drawn seldom."""
