@@ -10,8 +10,8 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.duplicates import are_one_read
 from tests.harness.bugs.failure import Failure
-from tests.harness.bugs.redundant import are_one_read
 from tests.harness.device import memory
 from tests.harness.run import Run
 from tests.harness.running.child import KILLED, Child

@@ -10,10 +10,11 @@ from functools import cached_property, partial
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
-from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.counterfactuals import counterfactuals, is_present
 from tests.harness.bugs.dense import ordinary_cases
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,
     HOLDS_IN_TURN,

@@ -10,9 +10,10 @@ from typing import Any
 
 from strategies.case import Case
 from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
-from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs
 from tests.harness.bugs.avoidance import Avoided
 from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
 from tests.harness.clock import BudgetSpent, ShrinkBudget

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import settings
 
 from strategies.case import Case
-from tests.harness.bugs.attribution import is_same
 from tests.harness.bugs.bug import Bug, Occurrences
-from tests.harness.bugs.redundant import are_one_read, is_redundant
+from tests.harness.bugs.duplicates import are_one_read, is_duplicate, is_same
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
 from tests.harness.report.changes import read_night
@@ -192,7 +191,7 @@ class Summary:
                         is_same(known, bug, run, capabilities, beside)
                         or are_one_read(known, bug, run, capabilities)
                         or any(
-                            is_redundant(
+                            is_duplicate(
                                 one, other, seen.get(one.key, Occurrences()), run, capabilities, beside
                             )
                             for one, other in ((known, bug), (bug, known))

@@ -14,9 +14,9 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.rotary import Rotation, drawn, rotated, rows_from
-from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Occurrences, Severity
-from tests.harness.bugs.redundant import is_redundant
+from tests.harness.bugs.duplicates import is_duplicate, is_same
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import rotated as panel
@@ -155,4 +155,4 @@ def test_a_bug_of_tables_explains_nothing_that_other_laws_find() -> None:
         of_tables
     ]
     assert not is_same(of_tables, of_mask, run, CLAIMS)
-    assert not is_redundant(of_mask, of_tables, Occurrences(), run, CLAIMS)
+    assert not is_duplicate(of_mask, of_tables, Occurrences(), run, CLAIMS)

@@ -23,9 +23,10 @@ from strategies.features import (
     with_slices_as,
     with_value,
 )
-from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition, Severity, met_again
 from tests.harness.bugs.dense import symptoms_on_dense_case
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import Explanation
 from tests.harness.diagnosis.conditions import ConditionSearch, explained
 from tests.harness.diagnosis.explanation import fields

@@ -13,11 +13,12 @@ from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
-from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.avoidance import Avoided, steer_away
 from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity, in_parts, met_again
 from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import ORDINARY, ordinary_cases, symptoms_apart_from_forward
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward
 from tests.harness.diagnosis.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs

@@ -6,9 +6,9 @@ import pytest
 
 from strategies.case import Case, Spike
 from strategies.features import SCORES
-from tests.harness.bugs.attribution import is_same
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.dense import show_at_same_lengths
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.diagnosis.conditions import ConditionSearch
 from tests.unit.support.bugs import CAUSAL, CLAIMS, bug, runner
 from tests.unit.support.stubs import runs_of

@@ -11,8 +11,9 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
-from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition, Severity, met_again
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import restate_by_basic_law

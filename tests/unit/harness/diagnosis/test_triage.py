@@ -13,8 +13,9 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import HEADS, lie_as_contiguous
-from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_its_calls

@@ -15,8 +15,8 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.duplicates import are_one_read
 from tests.harness.bugs.failure import Failure
-from tests.harness.bugs.redundant import are_one_read
 from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.installation import accesses_outside, tells_accesses
 from tests.harness.law import law_named

@@ -14,8 +14,9 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
-from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_same
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition
+from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial

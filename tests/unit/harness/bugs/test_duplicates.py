@@ -8,7 +8,7 @@ from strategies.case import Case, Spike
 from strategies.features import SCORES
 from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.dense import leaves_out_right
-from tests.harness.bugs.redundant import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_redundant
+from tests.harness.bugs.duplicates import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_duplicate
 from tests.harness.clock import BudgetSpent
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CAUSAL, CLAIMS, Wrong, any_of, bug, finding, runner
@@ -87,7 +87,7 @@ def seen(*cases: Case) -> Occurrences:
 def test_another_bug_has_to_explain_every_failing_case(
     wrong: Wrong, one: Bug, other: Bug, drawn: tuple[Case, ...], expected: bool
 ) -> None:
-    assert is_redundant(one, other, seen(*drawn), runner(wrong), CLAIMS) == expected
+    assert is_duplicate(one, other, seen(*drawn), runner(wrong), CLAIMS) == expected
 
 
 def test_a_third_bug_may_be_in_the_cases_that_cure_the_other_one() -> None:
@@ -100,18 +100,18 @@ def test_a_third_bug_may_be_in_the_cases_that_cure_the_other_one() -> None:
     of_mask = bug(Case(seqlen_q=2, causal=True), ("out",), CAUSAL)
     of_mask = replace(of_mask, failure=replace(of_mask.failure, number=1))
     run = runner(any_of(many_keys, masked))
-    assert not is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS)
-    assert is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, [of_mask])
+    assert not is_duplicate(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS)
+    assert is_duplicate(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, [of_mask])
     # If that explains a whole case, the case says nothing for the other bug.
     drawn = seen(Case(seqlen_q=52, seqlen_k=45, causal=True))
     run = runner(lambda case: many_keys(case) if case.seqlen_q == 1 else masked(case))
-    assert not is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, [of_mask])
+    assert not is_duplicate(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, [of_mask])
 
 
 def test_the_other_bug_found_twice_is_no_third_one() -> None:
     drawn = seen(Case(seqlen_k=41))
     again = replace(BY_LENGTH, failure=replace(BY_LENGTH.failure, number=1))
-    assert is_redundant(BY_NUMBERS, BY_LENGTH, drawn, runner(many_keys), CLAIMS, [again])
+    assert is_duplicate(BY_NUMBERS, BY_LENGTH, drawn, runner(many_keys), CLAIMS, [again])
 
 
 @pytest.mark.parametrize(("left", "expected"), [(1e-4, True), (0.1, False)])
@@ -124,7 +124,7 @@ def test_roundings_that_are_left_of_a_large_error_are_another_matter(left: float
 
     of_half = Finding(claim="so", kind="error", tensor="out", tensors=("out",), relative=0.5)
     large, known = found_by_half(BY_NUMBERS), found_by_half(BY_LENGTH)
-    assert is_redundant(large, known, seen(), run, CLAIMS) == expected
+    assert is_duplicate(large, known, seen(), run, CLAIMS) == expected
 
 
 def test_the_search_ends_with_its_time() -> None:
@@ -132,7 +132,7 @@ def test_the_search_ends_with_its_time() -> None:
         raise BudgetSpent
 
     with pytest.raises(BudgetSpent):
-        is_redundant(BY_NUMBERS, BY_LENGTH, seen(), run, CLAIMS)
+        is_duplicate(BY_NUMBERS, BY_LENGTH, seen(), run, CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_pytorch_refuses_to_write_to_an_expanded_input_that_a_bug_writes_to() ->
         of_layout = replace(
             raises, failure=replace(raises.failure, finding=Finding(claim=claim, kind="exception"))
         )
-        assert is_redundant(of_layout, writes, seen(), runner(numbers), CLAIMS) == expected
-        assert not is_redundant(of_layout, BY_LENGTH, seen(), runner(numbers), CLAIMS)
+        assert is_duplicate(of_layout, writes, seen(), runner(numbers), CLAIMS) == expected
+        assert not is_duplicate(of_layout, BY_LENGTH, seen(), runner(numbers), CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_pytorch_refuses_a_view_by_strides_that_elsewhere_make_numbers_wrong(
     raises = bug(Case(causal=True, k_layout="expanded_rows"), ())
     raises = replace(raises, failure=replace(raises.failure, finding=Finding(claim=claim, kind="exception")))
     numbers_of = bug(Case(causal=True, k_layout="gap"), ("out",), other)
-    assert is_redundant(raises, numbers_of, seen(), runner(numbers), CLAIMS) == expected
+    assert is_duplicate(raises, numbers_of, seen(), runner(numbers), CLAIMS) == expected
 
 
 @pytest.mark.parametrize(("need", "expected"), [(CAUSAL, True), (Condition("batch", (2,), (1,)), False)])
@@ -199,5 +199,5 @@ def test_an_exception_with_the_needs_of_a_wrong_shape_is_the_same_bug(
         replace(one, failure=replace(one.failure, finding=Finding(claim="", kind=kind)))
         for one, kind in zip((raises, misshapen), kinds, strict=True)
     )
-    assert is_redundant(raises, misshapen, seen(), runner(numbers), CLAIMS) is expected
-    assert not is_redundant(misshapen, raises, seen(), runner(numbers), CLAIMS)
+    assert is_duplicate(raises, misshapen, seen(), runner(numbers), CLAIMS) is expected
+    assert not is_duplicate(misshapen, raises, seen(), runner(numbers), CLAIMS)
