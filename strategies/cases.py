@@ -1,7 +1,7 @@
 """Hypothesis strategies: cases that a kernel claims to answer, drawn where kernels have been wrong."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType
@@ -12,17 +12,25 @@ from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, default_scale, takes_scale
 from reference.mask_pattern import MaskPattern
-from strategies.case import DEFAULT_BLOCK, NONFINITE, SIMPLEST, TENSORS, Case, Spike
+from strategies.case import NONFINITE, SIMPLEST, TENSORS, Case, Spike
+from strategies.lengths import MAX_SEQLEN, claimed_length_pairs, longest, often, shortest_lengths
+from strategies.limits import (
+    KEPT,
+    MOST_SCORES,
+    USUAL_HEAD_DIM,
+    WORK_SHARES,
+    Heads,
+    blocks,
+    cut_down,
+    is_affordable,
+    with_fewer_heads,
+)
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 
-MAX_SEQLEN = 512
-"""The longest sequence: several whole tiles and a part of one."""
-
 # In each tuple the simplest value comes first. What is written several times is drawn that much more often.
-TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 2, 3)
 HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
@@ -68,34 +76,17 @@ FEW = 3
 """For each case that may have many options, so many have few."""
 SELDOM = 5
 """How often an option is left out of a case with few of them, for each time that it is there."""
-MOST_SCORES = {"cpu": 2**19, "cuda": 2**22}
-"""The most scores of a case by device type: a core of the CPU has no time for more."""
-WORK_SHARES = {"cpu": (1, *(4,) * 2, *(16,) * 13), "cuda": (1, *(16,) * 2, *(128,) * 13)}
-"""Most cases keep to a fraction of the most products, because judging a case takes longer than running it.
-
-That leaves most of them 2^22 products (``Case.products``), which a core of the CPU judges.
-"""
-USUAL_HEAD_DIM = 128
-"""The most products of a case are those of the most scores at this head_dim."""
-CUT = ("seqlen_q", "seqlen_k", "heads")
-"""What is cut from a case that is too large, in this order."""
-KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
-"""What is cut last instead: one of these is drawn for each case."""
 HUGE = {
     "cpu": (*((),) * 10, *((name,) for name in TENSORS), *(TENSORS,) * 3),
     "cuda": (*((),) * 60, *((name,) for name in TENSORS)),
 }
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
-SHORTEST_TWICE = 2
-"""A case may be so many times as large as the smallest that is claimed, whatever the limits are."""
 
 MOST_SEEDS = 8
 """So many seeds are tried for a key padding mask that leaves keys to attend; one seed in as many keeps its mask."""
 
 T = TypeVar("T")
-Heads = tuple[int, int, int]
-"""(batch, heads_kv, group) of a case."""
 Four = tuple[str, ...]
 """A name for each of ``TENSORS``."""
 
@@ -151,7 +142,7 @@ def cases(
     if not capabilities.dense:
         calls = tuple(dict.fromkeys(("ragged", *calls)))
     shortest = shortest_lengths(capabilities)
-    pair = claimed_length_pairs(capabilities, _longest(max(shortest), MAX_SEQLEN, max_seqlen))
+    pair = claimed_length_pairs(capabilities, longest(max(shortest), MAX_SEQLEN, max_seqlen))
     if nonfinite:
         values = _each_of_four(st.sampled_from(MODERATE_VALUES))
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
@@ -193,7 +184,7 @@ def cases(
     most = USUAL_HEAD_DIM * max_scores
     parts = [limits | {"max_products": most // share} for share in WORK_SHARES[device_type]]
     # The first of the parts is the whole.
-    cut = partial(_cut, capabilities, MANY_HEADS[device_type], parts[0])
+    cut = partial(cut_down, capabilities, MANY_HEADS[device_type], parts[0])
     drawn = st.builds(cut, st.sampled_from(parts), st.sampled_from(KEPT), drawn)
 
     def claimed(case: Case) -> Case:
@@ -212,9 +203,9 @@ def cases(
         if not nonfinite:
             case = _with_scores_far_below(capabilities, case)
             case = _with_scores_that_can_be_judged(capabilities, device_type, case)
-        return _with_fewer_heads(case, **limits)
+        return with_fewer_heads(case, **limits)
 
-    return _independent(drawn.map(claimed).filter(partial(_is_affordable, **limits)))
+    return _independent(drawn.map(claimed).filter(partial(is_affordable, **limits)))
 
 
 def without_huge_strides(capabilities: Capabilities) -> Capabilities:
@@ -230,19 +221,6 @@ def with_gradients(capabilities: Capabilities) -> Capabilities:
     return replace(capabilities, causal=causal, ragged=kinds)
 
 
-def shortest_lengths(capabilities: Capabilities) -> tuple[int, int]:
-    """Return the smallest seqlen_q and seqlen_k that are claimed."""
-    seqlen_k = capabilities.length_from(capabilities.min_seqlen_k)
-    return capabilities.length_from(0) if capabilities.unequal_lengths else seqlen_k, seqlen_k
-
-
-def _longest(shortest: int, usual: int, asked: int | None) -> int:
-    """Return the largest length that is drawn: what is ``asked`` or ``usual``, and more if that leaves no length."""
-    if asked is None or asked < shortest:
-        return usual + max(0, shortest - 1)
-    return asked
-
-
 def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
     """Return a strategy for the same values, each drawn independently of the one before.
 
@@ -252,100 +230,15 @@ def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
     return st.lists(strategy, min_size=1, max_size=1, unique=True).map(_only)
 
 
-def _often(strategy: SearchStrategy[T], times: int) -> list[SearchStrategy[T]]:
-    """Return so many copies of the strategy that ``one_of`` draws from it that much more often."""
-    return [strategy.map(_same) for _ in range(times)]
-
-
-def _same(value: T) -> T:
-    return value
-
-
 def _only(values: list[T]) -> T:
     return values[0]
-
-
-def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Draw lengths of a sequence: the smallest ten, any, and up to three whole tiles, one row more or less.
-
-    An empty sequence tests little, so each other of the smallest lengths is drawn twice as often.
-    """
-    near_tiles = [
-        st.integers(first, min(first + 3 * tile, largest) - 1).map(partial(_near_tiles, tile))
-        for tile in sorted(set(tiles))
-        if (first := _first_tile(tile, smallest)) < largest
-    ]
-    smallest_ten = range(smallest, min(smallest + 9, largest) + 1)
-    few = st.sampled_from([length for length in smallest_ten for _ in range(2 if length else 1)])
-    some = st.integers(smallest, largest)
-    return st.one_of(few, some, *(copy for near in near_tiles for copy in _often(near, 2)))
-
-
-def _first_tile(tile: int, smallest: int) -> int:
-    """Return the end of the first whole tile that is longer than the smallest length."""
-    return (smallest // tile + 1) * tile
-
-
-def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStrategy[tuple[int, int]]:
-    """(seqlen_q, seqlen_k) as ``length_pairs`` has them, counted in the multiples that are claimed."""
-    tiles, multiple = _declared_blocks(capabilities) or TILES, capabilities.seqlen_multiple
-    of_q, of_k = (length // multiple for length in shortest_lengths(capabilities))
-    most_q = largest if capabilities.max_seqlen_q is None else min(capabilities.max_seqlen_q, largest)
-    if multiple > 1:
-        tiles, most_q, largest = (
-            tuple(tile // multiple for tile in tiles if tile >= multiple),
-            most_q // multiple,
-            largest // multiple,
-        )
-
-    def pairs(of_q: int, of_k: int) -> SearchStrategy[tuple[int, int]]:
-        if (of_q, most_q) == (of_k, largest):
-            return length_pairs(tiles, of_q, largest)
-        return st.tuples(lengths(tiles, of_q, most_q), lengths(tiles, of_k, largest))
-
-    if multiple == 1 and most_q == largest:
-        return pairs(of_q, of_k)
-    # There are so few lengths that every third one drawn would be 0.
-    some = pairs(max(of_q, min(1, most_q)), max(of_k, min(1, largest)))
-    return st.one_of(pairs(of_q, of_k), *_often(some, 5)).map(partial(_times, multiple))
-
-
-def _times(multiple: int, pair: tuple[int, int]) -> tuple[int, int]:
-    return multiple * pair[0], multiple * pair[1]
-
-
-def length_pairs(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[tuple[int, int]]:
-    """(seqlen_q, seqlen_k), most of them up to three whole tiles apart, two keys more or less.
-
-    The corner of a causal mask then lies that near to the corner of a tile, and a bound on tiles that is one off
-    shows for one such offset alone.
-    """
-    seqlen_k = st.one_of(
-        lengths(tiles, smallest, largest),
-        *(
-            st.tuples(st.just(tile), st.integers(first, min(first + 3 * tile, largest) - 1))
-            for tile in sorted(set(tiles))
-            if (first := _first_tile(tile, smallest)) < largest
-        ),
-    )
-    return st.builds(partial(_pair, smallest, largest), lengths(tiles, smallest, largest), seqlen_k)
-
-
-def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(drawn, int):
-        return seqlen_q, drawn
-    tile, length = drawn
-    # seqlen_k is then as far from a whole tile as seqlen_q is; for the shortest, no further than ``_near_tiles`` goes.
-    beyond = (seqlen_q + tile // 2) % tile - tile // 2
-    seqlen_k = length // tile * tile + beyond + (length - tile) % 5 - 2
-    return seqlen_q, min(max(seqlen_k, smallest), largest)
 
 
 def _heads(capabilities: Capabilities, device_type: str) -> SearchStrategy[Heads]:
     groups = st.sampled_from((*GROUPS, *LARGE_GROUPS) if capabilities.grouped_heads else (1,))
     usual = st.tuples(st.sampled_from(BATCHES), st.sampled_from(HEADS_KV), groups)
     many = [heads for heads in MANY_HEADS[device_type] if capabilities.grouped_heads or heads[2] == 1]
-    return st.one_of(*_often(usual, USUAL_HEADS), st.sampled_from(many)) if many else usual
+    return st.one_of(*often(usual, USUAL_HEADS), st.sampled_from(many)) if many else usual
 
 
 def _of_parts(
@@ -375,7 +268,7 @@ def _values() -> SearchStrategy[Four]:
     usual, moderate = (_each_of_four(st.sampled_from(x)) for x in (VALUES, MODERATE_VALUES))
     flat = st.builds(_with_one, usual, place, st.sampled_from(FLAT_VALUES))
     extreme = st.builds(_with_one, moderate, place, st.sampled_from(EXTREME_VALUES))
-    return st.one_of(*_often(usual, ORDINARY), flat, extreme)
+    return st.one_of(*often(usual, ORDINARY), flat, extreme)
 
 
 def _layouts(claimed: tuple[str, ...]) -> SearchStrategy[Four]:
@@ -386,17 +279,12 @@ def _layouts(claimed: tuple[str, ...]) -> SearchStrategy[Four]:
     alike = st.sampled_from(of_all).map(lambda name: (name,) * len(TENSORS))
     one_differs = st.builds(_with_one, alike, st.integers(0, len(TENSORS) - 1), layout)
     return st.one_of(
-        *_often(alike, ALIKE), *_often(one_differs, ONE_DIFFERS), *_often(_each_of_four(layout), MIXTURES)
+        *often(alike, ALIKE), *often(one_differs, ONE_DIFFERS), *often(_each_of_four(layout), MIXTURES)
     )
 
 
 def _with_one(four: Four, place: int, other: str) -> Four:
     return (*four[:place], other, *four[place + 1 :])
-
-
-def _near_tiles(tile: int, length: int) -> int:
-    # The result is at most a row longer than ``length``, so a failure in which tiles do not matter shrinks further.
-    return length // tile * tile + (length - tile) % 3 - 1
 
 
 def head_dims(claimed: tuple[int, ...]) -> SearchStrategy[int]:
@@ -483,16 +371,12 @@ def _few_or_many(options: Mapping[str, tuple[Any, ...]]) -> SearchStrategy[Mappi
         )
         for times in (SELDOM, 1)
     )
-    return st.one_of(*_often(few, FEW), many)
+    return st.one_of(*often(few, FEW), many)
 
 
 def _seldom(usual: T, others: tuple[T, ...], times: int) -> SearchStrategy[T]:
     """Draw the usual value so many times as often as any of the others."""
     return st.sampled_from((*(usual,) * times * len(others), *others))
-
-
-def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:
-    return (*capabilities.launch.get("block_m", ()), *capabilities.launch.get("block_n", ()))
 
 
 def _claimed_layouts(capabilities: Capabilities) -> tuple[str, ...]:
@@ -564,7 +448,7 @@ def _with_several_to_sum(capabilities: Capabilities, case: Case) -> Case:
     if case.seed % MOST_SEEDS == 0:
         return case
     has_batch, has_heads, has_rows, _ = SHAPES[case.bias]
-    tile = math.lcm(_blocks(case)[0], capabilities.seqlen_multiple)
+    tile = math.lcm(blocks(case)[0], capabilities.seqlen_multiple)
     rows = tile if not has_rows and 0 < case.seqlen_q <= tile else 0
     return replace(
         case,
@@ -601,69 +485,3 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
         if getattr(case, f"{tensor}_values") not in MODERATE_VALUES
     }
     return replace(case, sm_scale=case.sm_scale if is_small or is_only else None, **fields)
-
-
-def _cut(
-    capabilities: Capabilities,
-    many: tuple[Heads, ...],
-    most: Mapping[str, Any],
-    limits: Mapping[str, Any],
-    kept: str,
-    case: Case,
-) -> Case:
-    """Cut a case down to the limits, by whole tiles or by heads; what is ``kept`` is cut last.
-
-    A case of ``many`` heads keeps them before anything else, and has as much as ``most`` allows.
-    """
-    last = [kept]
-    if (case.batch, case.heads_kv, case.group) in many:
-        limits, last = most, list(dict.fromkeys((kept, "heads")))
-    for name in (*(name for name in CUT if name not in last), *last):
-        fewer = _with_fewer_heads if name == "heads" else partial(_shorter, capabilities, name)
-        case = fewer(case, **limits)
-    return case
-
-
-def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -> Case:
-    """Cut as many whole tiles of queries or keys as needed, so that the length's distance to a tile's end stays.
-
-    Two rows are left at least, because with a single key all weights are 1 and gradients of the scores are 0.
-    """
-    step = math.lcm(_blocks(case)[name == "seqlen_k"], capabilities.seqlen_multiple)
-    shortest = max(2, shortest_lengths(capabilities)[name == "seqlen_k"])
-    while not _is_affordable(case, **limits) and getattr(case, name) - step >= shortest:
-        shorter: dict[str, Any] = {name: getattr(case, name) - step}
-        case = replace(case, **shorter)
-    return case
-
-
-def _with_fewer_heads(case: Case, **limits: Any) -> Case:
-    """Drop batch and heads from an expensive case, which would else be rejected, so that long sequences are drawn."""
-    names = ("batch", "heads_kv", "group")
-    for place in range(len(names)):  # The seed decides which is dropped first.
-        if not _is_affordable(case, **limits):
-            one: dict[str, Any] = {names[(place + case.seed) % len(names)]: 1}
-            case = replace(case, **one)
-    return case
-
-
-def _blocks(case: Case) -> tuple[int, int]:
-    """Return how many rows and how many keys a tile has."""
-    launch = dict(case.launch)
-    return launch.get("block_m", DEFAULT_BLOCK), launch.get("block_n", DEFAULT_BLOCK)
-
-
-def _is_affordable(
-    case: Case,
-    *,
-    shortest: tuple[int, int],
-    max_scores: int,
-    max_products: float = math.inf,
-) -> bool:
-    """Whether a case, with all its heads, has at most so many scores, and products of q and k.
-
-    A head with the ``shortest`` lengths that are claimed is always affordable, and twice as much.
-    """
-    least = SHORTEST_TWICE * math.prod(shortest)
-    fits = case.scores <= max(max_scores, least)
-    return fits and case.products <= max(max_products, least * case.head_dim)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from kernels.contract import CLAIMS, Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import OF_CALLS, Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads, without_huge_strides
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, without_huge_strides
+from strategies.limits import Heads
 
 WHOLE_TILES = 16
 """Triton compiles anew for an integer argument that is a multiple of this."""

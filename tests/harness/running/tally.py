@@ -12,8 +12,9 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, TILES, claimed_scales, shortest_lengths
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, claimed_scales
 from strategies.features import LENGTHS, UNEQUAL, in_plain_layouts, text
+from strategies.lengths import MAX_SEQLEN, TILES, shortest_lengths
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 from tests.harness.law import law_named

@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
-from strategies.cases import shortest_lengths
+from strategies.lengths import shortest_lengths
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.device.gpus import VISIBLE, gpus
 from tests.harness.files import JOURNALS, SUMMARY

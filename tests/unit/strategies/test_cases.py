@@ -17,7 +17,8 @@ from kernels.contract import BIASES, LAYOUTS, Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
-from strategies.cases import FAR_BELOW, LARGE_GROUPS, LARGEST_SPREAD, MODERATE_VALUES, MOST_SCORES, cases
+from strategies.cases import FAR_BELOW, LARGE_GROUPS, LARGEST_SPREAD, MODERATE_VALUES, cases
+from strategies.limits import MOST_SCORES
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
