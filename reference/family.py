@@ -17,14 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from reference.arithmetic import (
-    FLOAT8_E4M3,
-    HOPPER_FP8_ROUNDOFF,
-    TF32_TRUNCATED,
-    TF32X3,
-    Arithmetic,
-    Format,
-)
+from reference.arithmetic import FLOAT8_E4M3, HOPPER_FP8_ROUNDOFF, TF32_TRUNCATED, TF32X3, Arithmetic, Format
 
 Changes = Mapping[str, Any]
 """Fields of an ``Arithmetic`` with the values that a design has there."""

@@ -5,14 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tests.bench.providers import OTHERS
 from tests.bench.roofline import Ceiling
 from tests.bench.shapes import DIRECTIONS, Shape
-from tests.bench.timings import (
-    FEWEST_CALLS,
-    LARGE_SPREAD,
-    NOT_REACHED,
-    Row,
-    Timing,
-    best_of_others,
-)
+from tests.bench.timings import FEWEST_CALLS, LARGE_SPREAD, NOT_REACHED, Row, Timing, best_of_others
 from tests.harness.report.screen import table
 
 UNCERTAIN = "~"

@@ -15,9 +15,7 @@ from strategies.case import Case
 from tests.harness.bugs.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
-from tests.harness.trial.designs import (
-    with_explanations,
-)
+from tests.harness.trial.designs import with_explanations
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.panel import narrow

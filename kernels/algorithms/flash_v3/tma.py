@@ -29,23 +29,8 @@ from torch import Tensor
 
 from kernels.algorithms.flash_v2 import backward as flash_v2_backward
 from kernels.common.autograd import attention
-from kernels.common.launching import (
-    check_settings,
-    launch,
-    new_results,
-    padded_head_dim,
-    row_strides,
-)
-from kernels.common.tiles import (
-    LN2,
-    LOG2E,
-    NEG_INF,
-    check_runnable,
-    dot,
-    kernel,
-    key_range,
-    softmax_step,
-)
+from kernels.common.launching import check_settings, launch, new_results, padded_head_dim, row_strides
+from kernels.common.tiles import LN2, LOG2E, NEG_INF, check_runnable, dot, kernel, key_range, softmax_step
 from kernels.common.validation import COPYABLE, check_copyable, check_inputs, default_scale
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from reference.arithmetic import Arithmetic

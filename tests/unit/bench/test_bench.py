@@ -24,16 +24,7 @@ from tests.bench.providers import OTHERS, in_order, ours, through_autograd
 from tests.bench.roofline import Ceiling
 from tests.bench.shapes import QUICK, Shape, shapes
 from tests.bench.tables import LEGEND, heading, left_out, legend, refusals, row_line, tables
-from tests.bench.timings import (
-    DIED,
-    INTERRUPTED,
-    TIME_UP,
-    Row,
-    Times,
-    Timing,
-    best_of_others,
-    not_reached,
-)
+from tests.bench.timings import DIED, INTERRUPTED, TIME_UP, Row, Times, Timing, best_of_others, not_reached
 from tests.harness.clock import Clock
 
 SMALL = Shape("tiny", 1, 2, 1, 4, 8, 16)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
 from tests.harness.verdict import Finding
@@ -63,3 +64,12 @@ def long_lse(case: Case) -> set[str]:
 
 def any_of(*bugs: Wrong) -> Wrong:
     return lambda case: set().union(*(wrong(case) for wrong in bugs))
+
+
+def left(wrong: Wrong, case: Case, known: Bug) -> tuple[FailingExample | None, list[Bug]]:
+    """Return what a known bug leaves of a failure of the forward law, and the bugs that are blamed."""
+    run = runner(wrong)
+    found = run("forward", case, frozenset())
+    assert found is not None
+    outcome = explain_by_known_bugs(FailingExample("forward", case, found), [known], run, CLAIMS)
+    return outcome.rest, outcome.blamed

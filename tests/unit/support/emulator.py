@@ -15,14 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reference.arithmetic import (
-    BFLOAT16,
-    FORMATS,
-    HOPPER_FP8_ROUNDOFF,
-    HOPPER_FP8_TERMS,
-    Arithmetic,
-    Format,
-)
+from reference.arithmetic import BFLOAT16, FORMATS, HOPPER_FP8_ROUNDOFF, HOPPER_FP8_TERMS, Arithmetic, Format
 from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from reference.mask_pattern import NO_PATTERN, MaskPattern

@@ -1,32 +1,20 @@
 """Bugs are told apart. A kernel is a function of a case here, which says at once which tensors are wrong in it."""
 
-import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernels.contract import KnownFailure
-from reference.family import implied
 from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.avoidance import Avoided, steer_away
-from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity, in_parts, met_again
+from tests.harness.bugs.bug import Bug, Condition, Severity, in_parts, met_again
 from tests.harness.bugs.counterfactuals import needs_of
-from tests.harness.bugs.dense import ORDINARY, ordinary_cases, symptoms_apart_from_forward
+from tests.harness.bugs.dense import symptoms_apart_from_forward
 from tests.harness.bugs.duplicates import is_same
-from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward
-from tests.harness.diagnosis.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
-from tests.harness.diagnosis.shrink import RUNS, shrunk_in_few_runs
-from tests.harness.report.conclusion import merged, replaced
-from tests.harness.report.ledger import Ledger
-from tests.harness.report.wording import annotation, conditions_of, rank, severity, told
-from tests.harness.symptoms import is_in_common, is_not_cured, is_small
+from tests.harness.symptoms import is_small
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
 from tests.unit.support.bugs import (
     CASE,
@@ -37,7 +25,6 @@ from tests.unit.support.bugs import (
     OF_V,
     UNEQUAL,
     Wrong,
-    all_laid_out,
     any_of,
     bug,
     causal,
@@ -46,38 +33,6 @@ from tests.unit.support.bugs import (
     long_lse,
     runner,
 )
-
-
-@pytest.mark.parametrize(
-    ("need", "text"),
-    [
-        (Condition("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
-        (Condition("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
-        (Condition("sm_scale", (0.0,), (None,)), "sm_scale other than default"),
-        (Condition("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),
-        (Condition("sm_scale", (-0.125,), (None,)), "sm_scale other than default"),
-        (Condition("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),
-        (Condition("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
-        (Condition("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
-        (
-            Condition("seqlen_k", (129,), (127, 128, 256), is_certain=True),
-            "seqlen_k above and no multiple of 128",
-        ),
-        (Condition("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
-        (Condition("seqlen_k", (0,), (1,)), "no keys"),
-        (Condition("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
-        (Condition("heads_kv", (3,), (2, 4)), "odd heads_kv"),
-        (Condition("heads_kv", (3,), (2,)), "heads_kv above 2"),
-        (Condition("group", (2, 3), (1, 4)), "group 2"),
-        (Condition("window", (116,), (0,)), "window above 0"),
-        (Condition("softcap", (5.0,), (0.0,)), "softcap above 0.0"),
-        (CAUSAL, "causal True"),
-        (Condition("ragged", ("paged", "cache"), ("none",)), "ragged cache or paged"),
-        (Condition("bias", ("full", "of_keys"), ("none",)), "bias full"),
-    ],
-)
-def test_what_a_bug_needs_in_words(need: Condition, text: str) -> None:
-    assert conditions_of(bug(CASE, ("dk",), need)) == f"only with {text}"
 
 
 def with_finding(known: Bug, finding: Finding) -> Bug:
@@ -499,404 +454,22 @@ class TestPlainly:
         assert self.told(causal, law).law == law
 
 
-class TestElsewhere:
-    def known(self, **where: tuple[Any, ...]) -> KnownFailure:
-        return KnownFailure(what="", laws=("forward",), case=None, where=where, device="cpu", torch=("",))
+def test_tiny_numbers_that_become_0_are_one_bug_whatever_makes_them_tiny() -> None:
+    def flush(expected: float, *needs: Condition, **fields: Any) -> Bug:
+        case = replace(CASE, dtype="float16", **fields)
+        return bug(case, ("dk",), *needs, expected=expected, actual=0.0, relative=1.0)
 
-    def test_a_case_of_a_known_failure_is_run_with_a_field_that_holds(self) -> None:
-        closed = Avoided(
-            (self.known(k_layout=("gap", "offset")), self.known(causal=(True,), sm_scale=(0.0,)))
-        )
-        case = replace(CASE, k_layout="gap", q_layout="gap", sm_scale=0.0)
-        assert steer_away(case, closed, CLAIMS) == replace(case, k_layout="contiguous", sm_scale=None)
-
-    def test_a_case_that_meets_nothing_stays(self) -> None:
-        assert steer_away(CASE, Avoided((self.known(group=(3,)),)), CLAIMS) == CASE
-
-    @pytest.mark.parametrize("where", [{}, {"dtype": ("float32",)}])
-    def test_a_case_that_cannot_be_told_apart_is_left_out(self, where: Any) -> None:
-        assert steer_away(CASE, Avoided((self.known(**where),)), CLAIMS) is None
-
-    def test_what_is_run_instead_is_claimed(self) -> None:
-        claims = replace(CLAIMS, layouts=("bnhd", "gap"), causal=(True,))
-        closed = Avoided((self.known(causal=(True,), q_layout=("gap",)),))
-        case = all_laid_out(CASE, "gap")
-        moved = steer_away(case, closed, claims)
-        assert moved == replace(case, q_layout="bnhd")
-        assert moved is not None
-        assert claims.admits(moved)
-
-    def test_a_size_moves_to_the_nearest(self) -> None:
-        closed = Avoided((self.known(seqlen_k=tuple(range(80, 100))),))
-        moved = steer_away(CASE, closed, CLAIMS)
-        assert moved is not None
-        assert moved.seqlen_k in (79, 100)
-
-    def test_a_bug_is_left_by_one_of_what_it_needs(self) -> None:
-        closed = Avoided((), (bug(CASE, (), CAUSAL, GROUP),))
-        moved = steer_away(CASE, closed, CLAIMS)
-        assert moved == replace(CASE, causal=False)
-
-    @pytest.mark.parametrize(("missed", "most"), [(0, MOST_BLAMED), (1, MOST_BLAMED_IN_DOUBT)])
-    def test_cases_are_run_elsewhere_later_if_the_bug_needs_more_than_is_known(
-        self, tmp_path: Path, missed: int, most: int
-    ) -> None:
-        known = KnownBugs("k", "float32", tmp_path, verbose=False)
-        found = replace(bug(CASE, ("out",), CAUSAL), severity=Severity(8, 20, missed))
-        known.add(found)
-        assert most > 1
-        for blamed in range(most):
-            assert not known.closed("forward"), blamed
-            known.count(found, "forward", CASE, "out")
-        assert known.closed("forward") == (found,)
-
-    def test_failing_examples_of_other_processes_count_too(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        known, other, of_float16 = (
-            KnownBugs("k", dtype, tmp_path, verbose=False) for dtype in ("float32", "float32", "float16")
-        )
-        found = bug(CASE, ("out",), CAUSAL)
-        known.add(found)
-        monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
-        for _ in range(MOST_BLAMED):
-            other.count(found, "forward", CASE, "out")
-        monkeypatch.undo()
-        for one in (known, of_float16):
-            one.learn()
-        assert known.closed("forward") == (found,)
-        assert of_float16.closed("forward") == ()
-
-    @pytest.mark.parametrize(
-        ("fields", "stays"),
-        [
-            ({"sm_scale": 0.0}, True),
-            ({"sm_scale": -0.01}, True),
-            ({"sm_scale": 30.0}, False),
-            ({"sm_scale": 0.01, "q_values": "outliers"}, False),
-        ],
-    )
-    def test_a_bug_of_large_scores_leaves_small_ones_to_be_tried(self, fields: Any, stays: bool) -> None:
-        large = replace(CASE, sm_scale=30.0)
-        case = replace(CASE, **fields)
-        for need in (
-            Condition(SCORES, ("other",), ("ordinary",)),
-            Condition("sm_scale", (30.0,), (None, 1.0)),
-        ):
-            moved = steer_away(case, Avoided((), (bug(large, ("out",), need),)), CLAIMS)
-            assert (moved == case) == (stays if need.name == SCORES else case.sm_scale == 0)
-
-    def test_a_bug_of_finite_large_scores_leaves_nan_to_be_tried(self) -> None:
-        large, nan = (Spike("q", (0, 0, 0, 0), x) for x in (30.0, "nan"))
-        found = bug(replace(CASE, spikes=(large,)), ("out",), Condition(SCORES, ("other",), ("ordinary",)))
-        for spike, stays in ((large, False), (nan, True)):
-            case = replace(CASE, spikes=(spike,))
-            assert (steer_away(case, Avoided((), (found,)), CLAIMS) == case) == stays
+    of_v, of_scores = flush(7e-6, OF_V), flush(-9e-7, Condition(SCORES, ("other",), ("ordinary",)), seed=1)
+    assert of_v.is_like(of_scores)
+    assert not of_v.is_like(flush(1e-3, CAUSAL))
+    assert not replace(of_v, failure=replace(of_v.failure, case=CASE)).is_like(of_scores)
 
 
-class TestGently:
-    def reduced(self, case: Case, fails: Callable[[Case], bool]) -> tuple[Case, list[str], int]:
-        runs: list[Case] = []
-
-        def counted(case: Case) -> bool:
-            runs.append(case)
-            return fails(case)
-
-        *_, (smallest, needs) = shrunk_in_few_runs(case, counted, CLAIMS)
-        return smallest, [need.name for need in needs], len(runs)
-
-    def test_one_layout_is_found_in_few_runs(self) -> None:
-        case = replace(CASE, q_layout="bnhd", v_layout="gap", k_values="wide", head_dim=64)
-        smallest, needs, runs = self.reduced(case, lambda c: c.v_layout == "gap")
-        assert needs == ["v_layout"]
-        assert smallest == replace(case, q_layout="contiguous", k_values="normal", seqlen_q=16, seqlen_k=16,
-            heads_kv=1, group=1, causal=False, head_dim=16)  # fmt: skip
-        assert runs <= RUNS
-
-    def test_no_keys_and_no_queries_are_needs_and_no_unequal_lengths(self) -> None:
-        for name, fails in (
-            ("seqlen_k", lambda c: c.seqlen_k == 0 < c.seqlen_q),
-            ("seqlen_q", lambda c: c.seqlen_q == 0 < c.seqlen_k),
-        ):
-            case = with_value(CASE, name, 0)
-            smallest, needs, runs = self.reduced(case, fails)
-            assert needs == [name]
-            assert sorted((smallest.seqlen_q, smallest.seqlen_k)) == [0, 16]
-            assert runs <= RUNS
-
-    def test_of_unequal_lengths_one_may_be_0(self) -> None:
-        smallest, needs, _ = self.reduced(replace(CASE, seqlen_k=0), lambda c: c.seqlen_q > c.seqlen_k)
-        assert needs == ["lengths"]
-        assert smallest.seqlen_k == 1
-
-    def test_huge_strides_of_any_tensor_are_one_need(self) -> None:
-        case = all_laid_out(CASE, "huge")
-        assert self.reduced(case, lambda c: c.k_layout == "huge")[1] == ["huge"]
-
-    def test_a_length_is_narrowed_down(self) -> None:
-        case = replace(CASE, seqlen_k=290)
-        smallest, needs, runs = self.reduced(case, lambda c: c.seqlen_k > 128)
-        assert needs == ["seqlen_k"]
-        assert 128 < smallest.seqlen_k < 200
-        assert runs <= RUNS + 3
-
-
-class TestSeverity:
-    ORDINARY = Severity(10, 20)
-
-    def test_wrong_numbers_on_ordinary_data_come_first(self) -> None:
-        one = bug(CASE, ("out",), CAUSAL, relative=0.1, ratio=10.0)
-        worst = replace(one, severity=self.ORDINARY)
-        smaller = replace(bug(CASE, ("out",), relative=0.01), severity=self.ORDINARY)
-        crash = replace(bug(CASE, ()), severity=self.ORDINARY)
-        at_the_end = replace(one, severity=Severity(0, 20))
-        special = replace(bug(CASE, ("dq",), law="special"), severity=Severity(0, 20))
-        less = replace(bug(CASE, ("dq",), explained_by=("tf32",)), severity=self.ORDINARY)
-        accepted = replace(one, failure=replace(one.failure, finding=Finding(claim="", kind="accepted")))
-        in_order = [worst, smaller, crash, at_the_end, special, less, accepted]
-        shuffled = [in_order[i] for i in (4, 1, 6, 0, 5, 2, 3)]
-        assert sorted(shuffled, key=severity) == in_order
-        assert [rank(x) for x in in_order[2:]] == ["crashes", "range", "special", "imprecise", "accepted"]
-
-    def test_a_bug_in_lines(self) -> None:
-        seen = Occurrences()
-        for dtype in ("float16", "float16", "float32"):
-            seen.add("forward", replace(CASE, dtype=dtype), "out")
-        one = replace(bug(CASE, ("out",), CAUSAL, OF_V, ulps=3.0, relative=0.5), severity=self.ORDINARY)
-        assert told(one, seen) == [
-            ("how bad", "shows in 10 of 20 ordinary cases; 3 ulps off, 0.5 of out's norm"),
-            ("seen", "3 failing examples: forward; float16, float32; out"),
-            ("needs", "only with causal True, special numbers in v"),
-        ]
-        assert annotation(one, seen).startswith("::error title=k%3A law `forward` is broken%2C out is wrong")
-
-    def test_what_is_shared_comes_back(self) -> None:
-        one = replace(bug(CASE, ("out",), CAUSAL, LONG), severity=self.ORDINARY, offers=("min_seqlen=1",))
-        assert Bug.from_dict(json.loads(json.dumps(one.to_dict()))) == one
-        seen = Occurrences()
-        seen.add("forward", CASE, "out")
-        assert Occurrences.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
-
-    def test_ordinary_cases_are_claimed_and_the_same_every_time(self) -> None:
-        claims = replace(CLAIMS, causal_unequal_lengths=False)
-        drawn = ordinary_cases(claims, "float16", "cpu")
-        assert drawn == ordinary_cases(claims, "float16", "cpu")
-        assert len(drawn) == ORDINARY
-        assert {case.causal for case in drawn} == {False, True}
-        assert all(claims.admits(case) and case.sm_scale is None for case in drawn)
-        assert {case.q_values for case in drawn} == {"normal"}
-
-    def test_kernels_with_a_head_dim_of_v_of_its_own_have_ordinary_cases(self) -> None:
-        claims = replace(CLAIMS, head_dims=(192, 576), v_head_dim=(128, 512))
-        drawn = ordinary_cases(claims, "float16", "cpu")
-        assert len(drawn) == ORDINARY
-        assert {case.v_head_dim for case in drawn} == {128}
-
-
-LAWS_OF_THREE = ("additivity", "backward", "composition")
-"""The laws that found three bugs."""
-
-
-class TestConclusion:
-    def test_two_processes_that_found_one_bug_tell_of_it_once(self) -> None:
-        one = replace(bug(CASE, ("out", "dq"), CAUSAL), severity=Severity(9, 20))
-        twin = bug(CASE, ("dq",), CAUSAL, law="backward")
-        other = bug(CASE, ("dq",), GROUP, law="backward")
-        other = replace(other, failure=replace(other.failure, number=1))
-        seen = {one.key: Occurrences(), twin.key: Occurrences()}
-        seen[twin.key].add("backward", CASE, "dq")
-        found = merged({x.key: x for x in (one, twin, other)}, seen)
-        assert [x.bug.key for x in found] == [one.key, other.key]
-        assert found[0].seen.total == 1
-        assert found[0].twins == (twin.key,)
-        assert replaced(f"see {twin.key}/report.md", found) == f"see {one.key}/report.md"
-
-    def test_bugs_of_few_examples_are_compared_first(self) -> None:
-        needs, numbers = (CAUSAL, GROUP, LONG), (9, 1, 5)
-        first, second, third = LAWS_OF_THREE
-        found = {
-            name: bug(CASE, ("out",), need, law=name) for name, need in zip(LAWS_OF_THREE, needs, strict=True)
-        }
-        seen = {known.key: Occurrences() for known in found.values()}
-        for known, number in zip(found.values(), numbers, strict=True):
-            for seed in range(number):
-                seen[known.key].add("forward", replace(CASE, seed=seed), "out")
-        compared: list[set[str]] = []
-
-        def is_same(one: Bug, other: Bug) -> bool:
-            compared.append({one.failure.law, other.failure.law})
-            return {second, third} <= compared[-1]
-
-        assert len(merged(found, seen, is_same)) == 2
-        assert sorted(compared[:2], key=sorted) == [{first, second}, {second, third}]
-        assert compared[2:] == [{first, third}]
-
-    def test_bugs_of_a_common_tensor_are_compared_before_others(self) -> None:
-        tensors, needs = (("out",), ("dk",), ("lse", "dk")), (CAUSAL, GROUP, LONG)
-        found = {
-            name: bug(CASE, wrong, need, law=name)
-            for name, wrong, need in zip(LAWS_OF_THREE, tensors, needs, strict=True)
-        }
-        compared: list[set[str]] = []
-
-        def is_same(one: Bug, other: Bug) -> bool:
-            compared.append({one.failure.law, other.failure.law})
-            return False
-
-        assert len(merged(found, {}, is_same)) == 3
-        assert compared[0] == {*LAWS_OF_THREE[1:]}
-
-
-class TestLessPrecise:
-    def call(self, *explained_by: str, dtype: str = "float16", ulps: float = 2.0) -> ImpreciseCall:
-        return ImpreciseCall("backward", replace(CASE, dtype=dtype), "dq", explained_by, ulps, 1.5)
-
-    def test_one_claim_that_explains_every_call_is_one_finding(self) -> None:
-        all_calls = Imprecise()
-        for call in (self.call("k_prescaled=true", "tf32=true"), self.call("k_prescaled=true", ulps=12.0)):
-            assert all_calls.explains_also(call)
-            all_calls.add(call)
-        assert sentence(all_calls, ["float16"]) == (
-            "consistent with `k_prescaled`: less precise than FlashAttention-2, dq up to 12 ulps off; "
-            "if that is meant, `--claims k_prescaled=true`"
-        )
-        assert sentence(all_calls, ["float16", "float32"]) == sentence(all_calls, ["float16"])
-        assert "`--claims float16:k_prescaled=true`" in sentence(all_calls, ["float16", "bfloat16"])
-
-    @pytest.mark.parametrize(
-        ("ulps", "told_of"), [(1.0, "dq up to 1 ulp off;"), (math.inf, "dq off where it should be 0;")]
-    )
-    def test_the_largest_error_is_told(self, ulps: float, told_of: str) -> None:
-        all_calls = Imprecise()
-        all_calls.add(replace(self.call("k_prescaled=true"), ulps=ulps))
-        assert told_of in sentence(all_calls, ["float16"])
-
-    def test_other_claims_that_explain_every_call_are_named(self) -> None:
-        all_calls = Imprecise()
-        all_calls.add(self.call("k_prescaled=true", "rounded_scores=true"))
-        told_of = sentence(all_calls, ["float16"])
-        assert told_of.startswith("consistent with `k_prescaled` (or rounded_scores=true): less precise")
-        assert told_of.endswith("`--claims k_prescaled=true`")
-
-    def test_the_claim_that_most_calls_make_likely_is_offered(self) -> None:
-        """Another claim may come nearer to single calls. That does not rule out the one that explains all of them."""
-        all_calls, both = Imprecise(), self.call("q_prescaled=true", "rounded_scores=true")
-        for likely in ("q_prescaled=true", "rounded_scores=true", "rounded_scores=true"):
-            assert all_calls.explains_also(both)
-            all_calls.add(replace(both, likely=(likely,)))
-        assert sentence(all_calls, ["float16"]).startswith("consistent with `rounded_scores`: less precise")
-
-    def test_a_pair_of_claims_explains_what_either_does(self) -> None:
-        all_calls, (pair,) = Imprecise(), implied(["rounded_partials=true"])[1:]
-        for claims in (["rounded_partials=true"], ["merged_by_difference=true"], [pair]):
-            call = self.call(*implied(claims))
-            assert all_calls.explains_also(call)
-            all_calls.add(call)
-        assert sentence(all_calls, ["float16"]).startswith(
-            "consistent with `rounded_partials` with `merged_by_difference`: less precise"
-        )
-        assert sentence(all_calls, ["float16"]).endswith(
-            "`--claims rounded_partials=true --claims merged_by_difference=true`"
-        )
-
-    def test_calls_that_a_bug_explains_are_not_told_of(self) -> None:
-        all_calls = Imprecise()
-        all_calls.add(self.call("k_prescaled=true"))
-        assert all_calls.are_of([bug(CASE, ("dq", "dk"))])
-        assert not all_calls.are_of([bug(CASE, ("dv",))])
-        assert all_calls.are_of([bug(CASE, ("out",), CAUSAL)])  # gradients follow from out
-        assert not all_calls.are_of(
-            [bug(CASE, ("out",))]
-        )  # where it is always wrong, nothing is known of them
-        assert not all_calls.are_of([bug(CASE, ("dq",), Condition("causal", (False,), (True,)))])
-
-    def test_a_call_that_needs_another_claim_is_none_of_them(self) -> None:
-        all_calls = Imprecise()
-        all_calls.add(self.call("k_prescaled=true"))
-        assert not all_calls.explains_also(self.call("l_from_rounded_p=true", dtype="float32"))
-
-    def test_what_items_remember_merges(self) -> None:
-        one, two = Imprecise(), Imprecise()
-        one.add(self.call("a=true", "b=true"))
-        two.add(self.call("b=true", dtype="float32", ulps=7.0))
-        one.merge(Imprecise.from_dict(json.loads(json.dumps(two.to_dict()))))
-        assert (one.total, one.common, one.ulps) == (2, ["b=true"], {"dq": 7.0})
-
-
-class TestLedger:
-    def test_processes_read_what_others_wrote(self, tmp_path: Path) -> None:
-        one, two = Ledger(tmp_path / "x" / "bugs.jsonl"), Ledger(tmp_path / "x" / "bugs.jsonl")
-        one.append({"kernel": "k"})
-        assert [record["kernel"] for record in two.news()] == ["k"]
-        assert two.news() == []
-
-    def test_half_a_line_is_read_when_it_is_whole(self, tmp_path: Path) -> None:
-        path = tmp_path / "bugs.jsonl"
-        path.write_text('{"a": 1, "process": 1}\n{"a": 2, ')
-        ledger = Ledger(path)
-        assert [record["a"] for record in ledger.news()] == [1]
-        path.write_text('{"a": 1, "process": 1}\n{"a": 2, "process": 1}\n')
-        assert [record["a"] for record in ledger.news()] == [2]
-
-    def test_an_investigation_of_another_process_is_waited_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        one, two = Ledger(tmp_path / "bugs.jsonl"), Ledger(tmp_path / "bugs.jsonl")
-        with one.investigating("k", "forward"):
-            two.news()
-            assert not two.is_busy("k")  # the investigation is this process's own
-            monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
-            assert two.is_busy("k")
-            assert two.is_busy("k", "forward")
-            assert not two.is_busy("k", "gradients")
-            assert not two.is_busy("another")
-            monkeypatch.undo()
-        two.news()
-        monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
-        assert not two.is_busy("k")
-
-    def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        ledger = Ledger(tmp_path / "file" / "bugs.jsonl")
-        ledger.append({})
-        assert ledger.news() == []
-
-    def test_a_law_of_large_scores_is_told_with_ordinary_numbers_if_these_fail(self) -> None:
-        case = replace(CASE, q_values="zeros", spikes=(Spike("v", (0, 0, 0, 0), 4.0),))
-        failed = finding({"out"})
-        assert failed is not None
-        ordinarily = runner(lambda case: {"out"} if case.q_values == "normal" else set())
-        told = restate_by_basic_law(FailingExample("exact", case, failed), ordinarily, CLAIMS)
-        assert (told.law, told.case) == ("forward", replace(case, q_values="normal", spikes=()))
-        assert (
-            restate_by_basic_law(FailingExample("identities", case, failed), ordinarily, CLAIMS).law
-            == "identities"
-        )
-
-
-@pytest.mark.parametrize(("kind", "tensor", "expected"), [("memory", "q", True), ("memory", "out", False)])
-def test_a_write_to_an_input_hides_numbers(kind: str, tensor: str, expected: bool) -> None:
-    """Numbers can't be judged if the kernel has changed an input, so no other bug counts as absent from the case."""
-    found = Finding(claim="so", kind=kind, tensor=tensor)
-    assert found.hides_numbers == expected
-    mine = Finding(claim="so", kind="error", tensor="dk")
-    assert is_not_cured(mine, found) == expected
-
-
-@pytest.mark.parametrize(("tensor", "expected"), [("dq", True), ("lse", False)])
-def test_what_is_not_finite_hides_gradients(tensor: str, expected: bool) -> None:
-    mine = Finding(claim="so", kind="error", tensor=tensor)
-    assert is_not_cured(mine, Finding(claim="so", kind="nonfinite", tensor="out")) == expected
-    assert not is_not_cured(mine, Finding(claim="so", kind="nonfinite", tensor="dv"))
-
-
-@pytest.mark.parametrize(("tensor", "expected"), [("dq", False), ("lse", True)])
-def test_roundings_of_a_tensor_are_not_its_wrong_numbers(tensor: str, expected: bool) -> None:
-    """Of lse an error is as small where one of many keys is left out."""
-    mine, found = (
-        Finding(claim="so", kind="error", tensor=tensor, relative=relative) for relative in (1.0, 1e-3)
-    )
-    assert is_in_common(mine, found) == expected
-    assert is_in_common(found, mine)
-    assert is_in_common(replace(mine, tensor="out", tensors=("out", tensor)), found) is False
-    assert is_in_common(mine, replace(found, tensor="out", tensors=("out", tensor)))
+def test_small_errors_of_some_ordinary_cases_are_one_bug() -> None:
+    seldom = Severity(2, 20)
+    one, two = (replace(bug(CASE, ("out",), x, relative=1e-6), severity=seldom) for x in (CAUSAL, GROUP))
+    assert one.is_like(two)
+    assert not one.is_like(replace(two, severity=Severity(20, 20)))
+    assert not one.is_like(replace(two, tensors=("dq",), failure=bug(CASE, ("dq",)).failure))
+    large = bug(CASE, ("out",), GROUP, relative=0.5)
+    assert not one.is_like(replace(large, severity=seldom))

@@ -1,17 +1,34 @@
 """A bug all of whose failing cases another one explains is none of its own; any other stays."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
 from strategies.case import Case, Spike
 from strategies.features import SCORES
-from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
+from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity, met_again
 from tests.harness.bugs.dense import leaves_out_right
-from tests.harness.bugs.duplicates import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_duplicate
+from tests.harness.bugs.duplicates import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_duplicate, is_same
 from tests.harness.clock import BudgetSpent
 from tests.harness.verdict import Finding
-from tests.unit.support.bugs import CAUSAL, CLAIMS, Wrong, any_of, bug, finding, runner
+from tests.unit.support.bugs import (
+    CASE,
+    CAUSAL,
+    CLAIMS,
+    GROUP,
+    LONG,
+    OF_V,
+    UNEQUAL,
+    Wrong,
+    any_of,
+    bug,
+    causal,
+    finding,
+    left,
+    runner,
+)
 
 NUMBERS = (Spike("v", (0, 0, 39, 15), 1.0), Spike("q", (0, 0, 0, 13), 1.0))
 BY_NUMBERS = replace(
@@ -201,3 +218,245 @@ def test_an_exception_with_the_needs_of_a_wrong_shape_is_the_same_bug(
     )
     assert is_duplicate(raises, misshapen, seen(), runner(numbers), CLAIMS) is expected
     assert not is_duplicate(misshapen, raises, seen(), runner(numbers), CLAIMS)
+
+
+def test_roundings_that_ordinary_numbers_of_a_dtype_do_not_show_are_cured_by_a_third_dtype() -> None:
+    of_dtype = Condition("dtype", ("float32",), ("float16", "bfloat16"))
+    always = replace(bug(CASE, ("dv",), of_dtype, relative=1e-3), severity=Severity(20, 20))
+    elsewhere, imprecise = replace(CASE, dtype="bfloat16", v_values="outliers"), ("rounded_scores=true",)
+    special = bug(elsewhere, ("dv",), OF_V, relative=1e-3, explained_by=imprecise)
+
+    def wrong(case: Case) -> set[str]:
+        shows = case.dtype == "float32" or (case.dtype == "bfloat16" and case.v_values != "normal")
+        return {"dv"} if shows else set()
+
+    assert is_same(always, special, runner(wrong), CLAIMS)
+    assert met_again(always, special) == always
+    ordinary = replace(special, severity=Severity(3, 20))
+    assert not is_same(always, ordinary, runner(wrong), CLAIMS)
+    assert not is_same(always, special, runner(any_of(wrong, lambda case: {"dv"})), CLAIMS)
+    small_but_wrong = bug(elsewhere, ("dv",), OF_V, relative=1e-3)
+    assert not is_same(always, small_but_wrong, runner(wrong), CLAIMS)
+
+
+def test_a_scale_that_holds_where_it_is_as_large_does_not_matter_by_making_large_scores() -> None:
+    scores = Condition(SCORES, ("other",), ("ordinary",))
+    negative, large = Condition("sm_scale", (-1.0,), (None, 1.0)), Condition("sm_scale", (30.0,), (None, 1.0))
+    of_sign, of_size = replace(CASE, sm_scale=-1.0), replace(CASE, sm_scale=30.0)
+    spiked = bug(replace(CASE, sm_scale=1.0, q_values="outliers"), ("out",), scores)
+
+    def wrong(case: Case) -> set[str]:
+        return {"out"} if abs(case.scale) > 1 or case.scale < 0 or case.q_values != "normal" else set()
+
+    assert not is_same(bug(of_sign, ("out",), negative), spiked, runner(wrong), CLAIMS)
+    spiked = bug(replace(CASE, q_values="outliers"), ("out",), scores)
+    assert is_same(bug(of_size, ("out",), large), spiked, runner(wrong), CLAIMS)
+
+
+def test_a_length_that_holds_by_its_numbers_is_no_other_bug() -> None:
+    """The numbers of each smallest case show the bug at its own length alone."""
+    one = bug(replace(CASE, seqlen_k=129), ("lse",), Condition("seqlen_k", (129,), (0, 128, 130, 259)))
+    two = bug(replace(CASE, seqlen_k=259, seed=1), ("lse",), Condition("seqlen_k", (259,), (0, 128, 258)))
+
+    def wrong(case: Case) -> set[str]:
+        return {"lse"} if case.seqlen_k == (259 if case.seed else 129) else set()
+
+    assert is_same(one, two, runner(wrong), CLAIMS)
+    border = bug(replace(CASE, seqlen_k=129), ("lse",), Condition("seqlen_k", (129,), (0, 128)))
+    short = bug(replace(CASE, seqlen_k=3), ("lse",), Condition("seqlen_k", (3,), (0, 128, 259)))
+    assert not is_same(border, short, runner(lambda case: {"lse"}), CLAIMS)
+
+
+def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
+    """Equal scores hide a maximum that is not the right one, unless a causal mask hides the keys that have it."""
+    ordinary = replace(CASE, seqlen_k=129, causal=False)
+    equal = replace(CASE, seqlen_k=129, q_values="zeros")
+    one = bug(ordinary, ("lse",), Condition("seqlen_k", (129,), (0, 64, 128)))
+    two = bug(equal, ("lse",), CAUSAL, Condition("seqlen_k", (129,), (0, 128, 130)))
+
+    def wrong(case: Case) -> set[str]:
+        shows = case.seqlen_k > 128 and (case.q_values == "normal" or case.causal)
+        return {"lse"} if shows else set()
+
+    for known, found in ((one, two), (two, one)):
+        assert is_same(known, found, runner(wrong), CLAIMS)
+    coarse = bug(replace(equal, seqlen_k=259), ("lse",), CAUSAL, Condition("seqlen_k", (259,), (0, 100, 260)))
+    assert is_same(one, coarse, runner(wrong), CLAIMS)
+    later = bug(replace(equal, seqlen_k=259), ("lse",), CAUSAL, Condition("seqlen_k", (259,), (0, 200)))
+    assert not is_same(one, later, runner(wrong), CLAIMS)
+    more = bug(equal, ("lse", "out"), CAUSAL, Condition("seqlen_k", (129,), (0, 128)))
+    assert not is_same(one, more, runner(wrong), CLAIMS)
+    of_masks = bug(equal, ("lse",), CAUSAL, GROUP)
+    assert not is_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
+
+
+def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
+    """A scale of 0 is taken for the default one; beside that dk is multiplied by the default in place of the scale."""
+    zero, other = replace(CASE, causal=False, sm_scale=0.0), replace(CASE, causal=False, sm_scale=-0.5)
+    needs_zero = Condition("sm_scale", (0.0,), (None, 1.0))
+    needs_other = Condition("sm_scale", (-0.5,), (None,))
+
+    def wrong(case: Case) -> set[str]:
+        if case.sm_scale == 0:
+            return {"out", "lse", "dq", "dk", "dv"}
+        return set() if case.sm_scale is None else {"dk"}
+
+    of_forward = bug(zero, ("dk", "dq", "dv", "lse", "out"), needs_zero)
+    of_dk = bug(other, ("dk",), needs_other, law="backward")
+    for known, found in ((of_forward, of_dk), (of_dk, of_forward)):
+        assert not is_same(known, found, runner(wrong), CLAIMS)
+    run = runner(wrong)
+    for case, known, rest in ((zero, of_dk, {"dq", "dv", "lse", "out"}), (other, of_forward, {"dk"})):
+        failure = run("backward", case, frozenset())
+        assert failure is not None
+        outcome = explain_by_known_bugs(FailingExample("backward", case, failure), [known], run, CLAIMS)
+        assert outcome.rest is not None
+        assert {*outcome.rest.finding.tensors} == rest
+    one = bug(other, ("dk",), needs_other, law="backward")
+    more = bug(replace(other, seed=1), ("dk", "out"), needs_other)
+    assert is_same(
+        one, more, runner(lambda case: {"dk", "out"} if case.sm_scale is not None else set()), CLAIMS
+    )
+
+
+def test_bugs_that_need_the_same_field_and_make_other_tensors_wrong_are_two() -> None:
+    """All four show for grouped heads alone; the last shows for two members of a group, and the others for three."""
+    makes = {"heads": {"out", "lse", "dq", "dk", "dv"}, "lse": {"lse"}, "dk": {"dk"}, "dv": {"dv"}}
+    groups = {"heads": 3, "lse": 3, "dk": 3, "dv": 2}
+    kernels = {x: (lambda case, x=x: makes[x] if case.group == groups[x] else set()) for x in makes}
+    cases = {x: replace(CASE, causal=False, heads_kv=at, group=groups[x]) for at, x in enumerate(makes, 1)}
+    bugs = {x: bug(cases[x], tuple(makes[x]), GROUP, law="backward") for x in makes}
+
+    def wrong(case: Case) -> set[str]:
+        return kernels[list(makes)[case.heads_kv - 1]](case)
+
+    for one, other in permutations(makes, 2):
+        assert not is_same(bugs[one], bugs[other], runner(wrong), CLAIMS)
+        assert is_same(bugs[one], bugs[one], runner(wrong), CLAIMS)
+
+
+def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -> None:
+    """Large scores overflow; beside that an ordinary case is wrong because of its causal mask."""
+    exact = replace(bug(replace(CASE, causal=False), ("out",), law="exact"), severity=Severity(20, 20))
+    assert not exact.is_everywhere
+    rest, blamed = left(causal, CASE, exact)
+    assert rest is not None
+    assert not blamed
+    large = bug(
+        replace(CASE, q_values="outliers"), ("lse", "out"), Condition(SCORES, ("other",), ("ordinary",))
+    )
+    for known, found in ((exact, large), (large, exact)):
+        assert is_same(known, found, runner(lambda case: set()), CLAIMS)
+    assert not is_same(exact, bug(CASE, ("out",), CAUSAL), runner(causal), CLAIMS)
+
+
+def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
+    """Without a causal mask out is wrong as well, by another bug, so no change of the mask can make it right."""
+    unmasked = replace(CASE, causal=False)
+    without_mask = bug(unmasked, ("out",), Condition("causal", (False,), (True,)), law="backward")
+    long, longer = Condition("seqlen_k", (65,), (0, 64)), Condition("seqlen_k", (90,), (0, 32, 70))
+    one, two = bug(CASE, ("out",), long), bug(replace(CASE, seed=1), ("out",), CAUSAL, longer)
+    run = runner(lambda case: {"out"} if not case.causal or case.seqlen_k > 64 else set())
+    assert is_same(one, two, run, CLAIMS, [without_mask, one, two])
+    assert not is_same(one, two, run, CLAIMS, [bug(unmasked, ("out",), GROUP, law="backward")])
+    assert not is_same(one, two, run, CLAIMS, [replace(without_mask, tensors=("lse",))])
+
+
+def test_a_third_bug_of_gradients_does_not_hide_which_of_two_makes_out_wrong() -> None:
+    """Under a causal mask lse is wrong, and in long cases out too. With many keys a third bug makes dk wrong."""
+
+    def wrong(case: Case) -> set[str]:
+        return {"lse", *(("out",) if case.seqlen_q > 96 else ())} if case.causal else set()
+
+    of_dk = bug(replace(CASE, seqlen_k=65), ("dk",), LONG)
+    of_lse = bug(replace(CASE, seqlen_q=2, seqlen_k=8), ("lse",), CAUSAL)
+    of_out = bug(
+        replace(CASE, seqlen_q=97, seqlen_k=8), ("lse", "out"), Condition("seqlen_q", (97,), (96,)), CAUSAL
+    )
+    run = runner(any_of(wrong, lambda case: {"dk"} if case.seqlen_k > 64 else set()))
+    assert not is_same(of_lse, of_out, run, CLAIMS, [of_dk])
+    unknown = replace(of_dk, tensors=("dk", "out"))
+    assert is_same(of_lse, of_out, run, CLAIMS, [unknown])
+
+
+def test_out_of_a_bug_that_was_found_beside_one_that_spoils_it_tells_nothing() -> None:
+    def wrong(case: Case) -> set[str]:
+        return {"dk"} if case.causal or case.group == 1 else {"dk", "out"}
+
+    scale = Condition("sm_scale", (None,), (1.0,))
+    masked, open_ = (bug(replace(CASE, causal=x), ("dk",), scale, law="backward") for x in (True, False))
+    assert not is_same(masked, open_, runner(wrong), CLAIMS)
+    beside = replace(open_, failure=replace(open_.failure, ignored=frozenset({"out"}), number=1))
+    assert is_same(masked, beside, runner(wrong), CLAIMS)
+
+
+@pytest.mark.parametrize(("certain", "expected"), [(True, True), (False, False)])
+def test_a_bug_of_no_known_need_is_cured_by_what_another_one_surely_needs(
+    certain: bool, expected: bool
+) -> None:
+    """Unequal lengths matter in the small case of the other bug by accident, and the large case has equal ones."""
+    scale = Condition("sm_scale", (None,), (1.0,), is_certain=certain)
+    small = bug(Case(seqlen_k=2), ("dk",), UNEQUAL, scale, law="backward")
+    large = bug(replace(CASE, seqlen_k=CASE.seqlen_q), ("dk",), law="backward")
+    run = runner(lambda case: {"dk"} if case.sm_scale is None else set())
+    assert is_same(large, small, run, CLAIMS) == expected
+
+
+NOT_FINITE = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out",))
+
+
+def test_a_gradient_that_is_right_where_another_bug_shows_is_a_bug_of_its_own() -> None:
+    """Every group makes dk wrong, and one of three makes dv wrong."""
+
+    def wrong(case: Case) -> set[str]:
+        return {"dk"} if case.group == 2 else {"dk", "dv"} if case.group == 3 else set()
+
+    of_dk = bug(CASE, ("dk",), GROUP, law="backward")
+    of_dv = bug(replace(CASE, group=3), ("dv",), Condition("group", (3,), (1,)), law="backward")
+    assert not is_same(of_dk, of_dv, runner(wrong), CLAIMS)
+    always_both = runner(lambda case: {"dk", "dv"} if case.group > 1 else set())
+    assert is_same(of_dk, of_dv, always_both, CLAIMS)
+
+
+def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -> None:
+    of_dtype, scores = (
+        Condition("dtype", ("float32",), ("float16",)),
+        Condition(SCORES, ("other",), ("ordinary",)),
+    )
+    rounds = replace(bug(CASE, ("dv", "out"), of_dtype, relative=1e-4), severity=Severity(20, 20))
+    small = replace(CASE, dtype="bfloat16", q_values="wide")
+    run = runner(lambda case: {"dv", "out"})
+    flushes = bug(small, ("out",), scores, OF_V, Condition("seqlen_k", (2,), (1,)), relative=1.0)
+    assert is_same(rounds, flushes, run, CLAIMS)
+    assert is_same(flushes, rounds, run, CLAIMS)
+    assert is_same(rounds, replace(flushes, tensors=("dk", "out")), run, CLAIMS)
+    scaled = Condition("sm_scale", (-1.0,), (None, 0.125))
+    tiny = bug(replace(small, sm_scale=-1.0), ("out",), scaled, OF_V, expected=9e-11, relative=1e-3)
+    for other in (
+        replace(flushes, needs=(*flushes.needs, CAUSAL)),
+        replace(flushes, tensors=("lse", "out")),
+        replace(flushes, needs=(scores,), failure=replace(flushes.failure, finding=NOT_FINITE)),
+    ):
+        assert not is_same(rounds, other, run, CLAIMS)
+    wide = replace(rounds, needs=(replace(of_dtype, holds=("bfloat16", "float16")),))
+    assert is_same(wide, tiny, run, CLAIMS)
+    assert not is_same(wide, replace(tiny, needs=(replace(scaled, fails=(-0.1,)), OF_V)), run, CLAIMS)
+    usual = replace(tiny.failure, finding=replace(tiny.failure.finding, expected=1.0))
+    assert not is_same(wide, replace(tiny, failure=usual), run, CLAIMS)
+    assert not is_same(replace(rounds, severity=Severity(3, 20)), flushes, run, CLAIMS)
+    assert not is_same(rounds, replace(flushes, severity=Severity(3, 20)), run, CLAIMS)
+
+
+def test_lengths_that_cure_small_cases_of_two_tensors_do_not_make_them_one_bug() -> None:
+    tail, later = Condition("seqlen_k", (2,), (1, 32, 64)), Condition("seqlen_k", (32,), (31, 33, 64))
+    of_out = bug(replace(CASE, seqlen_k=2), ("out",), tail)
+    of_lse = bug(replace(CASE, seqlen_k=32), ("lse",), later, law="memory")
+
+    def wrong(case: Case) -> set[str]:
+        return {"out"} if case.seqlen_k == 2 else {"lse"} if case.seqlen_k == 32 else set()
+
+    assert not is_same(of_out, of_lse, runner(wrong), CLAIMS)
+    of_both = bug(replace(CASE, seqlen_k=32), ("lse", "out"), later)
+    assert is_same(
+        of_out, of_both, runner(lambda case: {"lse", "out"} if case.seqlen_k in (2, 32) else set()), CLAIMS
+    )

@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case, Spike
+from strategies.features import with_value
 from strategies.tensors import tensors
-from tests.harness.diagnosis.shrink import reduced
+from tests.harness.diagnosis.shrink import RUNS, reduced, shrunk_in_few_runs
+from tests.unit.support import bugs
+from tests.unit.support.bugs import CASE, all_laid_out
 
 CLAIMS = Capabilities(
     head_dims=(16, 64, 72, 128),
@@ -136,3 +140,50 @@ def test_the_search_ends_with_an_exception_of_the_caller() -> None:
 
     with pytest.raises(TimeoutError):
         reduced(LARGE, fails, CLAIMS)
+
+
+class TestGently:
+    def reduced(self, case: Case, fails: Callable[[Case], bool]) -> tuple[Case, list[str], int]:
+        runs: list[Case] = []
+
+        def counted(case: Case) -> bool:
+            runs.append(case)
+            return fails(case)
+
+        *_, (smallest, needs) = shrunk_in_few_runs(case, counted, bugs.CLAIMS)
+        return smallest, [need.name for need in needs], len(runs)
+
+    def test_one_layout_is_found_in_few_runs(self) -> None:
+        case = replace(CASE, q_layout="bnhd", v_layout="gap", k_values="wide", head_dim=64)
+        smallest, needs, runs = self.reduced(case, lambda c: c.v_layout == "gap")
+        assert needs == ["v_layout"]
+        assert smallest == replace(case, q_layout="contiguous", k_values="normal", seqlen_q=16, seqlen_k=16,
+            heads_kv=1, group=1, causal=False, head_dim=16)  # fmt: skip
+        assert runs <= RUNS
+
+    def test_no_keys_and_no_queries_are_needs_and_no_unequal_lengths(self) -> None:
+        for name, fails in (
+            ("seqlen_k", lambda c: c.seqlen_k == 0 < c.seqlen_q),
+            ("seqlen_q", lambda c: c.seqlen_q == 0 < c.seqlen_k),
+        ):
+            case = with_value(CASE, name, 0)
+            smallest, needs, runs = self.reduced(case, fails)
+            assert needs == [name]
+            assert sorted((smallest.seqlen_q, smallest.seqlen_k)) == [0, 16]
+            assert runs <= RUNS
+
+    def test_of_unequal_lengths_one_may_be_0(self) -> None:
+        smallest, needs, _ = self.reduced(replace(CASE, seqlen_k=0), lambda c: c.seqlen_q > c.seqlen_k)
+        assert needs == ["lengths"]
+        assert smallest.seqlen_k == 1
+
+    def test_huge_strides_of_any_tensor_are_one_need(self) -> None:
+        case = all_laid_out(CASE, "huge")
+        assert self.reduced(case, lambda c: c.k_layout == "huge")[1] == ["huge"]
+
+    def test_a_length_is_narrowed_down(self) -> None:
+        case = replace(CASE, seqlen_k=290)
+        smallest, needs, runs = self.reduced(case, lambda c: c.seqlen_k > 128)
+        assert needs == ["seqlen_k"]
+        assert 128 < smallest.seqlen_k < 200
+        assert runs <= RUNS + 3

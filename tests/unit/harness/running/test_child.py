@@ -16,10 +16,7 @@ from tests.harness.running.runs import LEAST_CASE
 from tests.harness.session.plan import MINUTES_PER_KERNEL
 from tests.harness.trial import trial
 from tests.harness.trial.trial import LawBroken, Trial
-from tests.unit.support.running import (
-    CASE,
-    TOYS,
-)
+from tests.unit.support.running import CASE, TOYS
 
 
 class TestChild:

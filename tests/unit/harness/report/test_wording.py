@@ -1,0 +1,39 @@
+"""What a bug requires, in words."""
+
+import pytest
+
+from tests.harness.bugs.bug import Condition
+from tests.harness.report.wording import conditions_of
+from tests.unit.support.bugs import CASE, CAUSAL, bug
+
+
+@pytest.mark.parametrize(
+    ("need", "text"),
+    [
+        (Condition("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
+        (Condition("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
+        (Condition("sm_scale", (0.0,), (None,)), "sm_scale other than default"),
+        (Condition("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),
+        (Condition("sm_scale", (-0.125,), (None,)), "sm_scale other than default"),
+        (Condition("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),
+        (Condition("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
+        (Condition("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
+        (
+            Condition("seqlen_k", (129,), (127, 128, 256), is_certain=True),
+            "seqlen_k above and no multiple of 128",
+        ),
+        (Condition("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
+        (Condition("seqlen_k", (0,), (1,)), "no keys"),
+        (Condition("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
+        (Condition("heads_kv", (3,), (2, 4)), "odd heads_kv"),
+        (Condition("heads_kv", (3,), (2,)), "heads_kv above 2"),
+        (Condition("group", (2, 3), (1, 4)), "group 2"),
+        (Condition("window", (116,), (0,)), "window above 0"),
+        (Condition("softcap", (5.0,), (0.0,)), "softcap above 0.0"),
+        (CAUSAL, "causal True"),
+        (Condition("ragged", ("paged", "cache"), ("none",)), "ragged cache or paged"),
+        (Condition("bias", ("full", "of_keys"), ("none",)), "bias full"),
+    ],
+)
+def test_what_a_bug_needs_in_words(need: Condition, text: str) -> None:
+    assert conditions_of(bug(CASE, ("dk",), need)) == f"only with {text}"
