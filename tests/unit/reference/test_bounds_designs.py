@@ -13,7 +13,8 @@ from reference.bounds.accumulation import SAFETY
 from reference.heads import fold, unfold
 from reference.score_rule import ScoreRule
 from tests.harness.trial.compare import error_over_bound
-from tests.unit.reference.test_bounds import (
+from tests.unit.support.emulator import Emulator, cast
+from tests.unit.support.problems import (
     ARITHMETIC,
     INPUTS,
     RULE_2,
@@ -25,7 +26,6 @@ from tests.unit.reference.test_bounds import (
     ratios,
     run,
 )
-from tests.unit.support.emulator import Emulator, cast
 
 HALVES = ("float16", "bfloat16")
 

@@ -13,8 +13,8 @@ from reference.bounds.answers import keys_may_overflow, leftover, mean_bounds, r
 from reference.bounds.forward import ForwardBounds
 from reference.bounds.identities import hull_bound, sizes
 from reference.bounds.relations import merged_bounds, only_exponents_change, sum_bound
-from tests.unit.reference.test_bounds import ARITHMETIC
 from tests.unit.support.emulator import Emulator, cast
+from tests.unit.support.problems import ARITHMETIC
 
 HALF = ARITHMETIC["float16"]
 ROWS, KEYS, HEAD_DIM = 20, 150, 16

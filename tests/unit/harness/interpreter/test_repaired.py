@@ -4,11 +4,8 @@ On a CPU each kernel is run by the code that is made of its IR, and by the repai
 kernels are compiled, and have to meet the same tolerances, which are those of PTX.
 """
 
-import ctypes
 import math
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,21 +15,9 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tests.harness.interpreter.ttir import launch
-from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
+from tests.unit.support.operations import COUNT, DEVICE, FLUSHED, WIDE, assert_same, nearest, patterns, run
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COUNT = 4096
-
-
-@pytest.fixture(autouse=True, params=["compiled"] if DEVICE == "cuda" else ["executed", "interpreted"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run the kernels of each test in each way that there is here; none may be left to the interpreter silently."""
-    monkeypatch.setattr(launch, "_fallbacks", {})
-    with interpreted() if request.param == "interpreted" else nullcontext():
-        yield
-    assert not fallbacks()
-
+pytestmark = pytest.mark.usefixtures("engine")
 
 FLOATS = {
     "float16": tl.float16,
@@ -45,8 +30,6 @@ FLOATS = {
 TABLED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Formats whose numbers are so few that a table can have all of them."""
 
-WIDE = ("float16", "bfloat16", "float32")
-"""Formats that attention is computed in."""
 
 UNCOMPILED = {
     ("float64", "float8_e4m3fn"),
@@ -57,57 +40,6 @@ UNCOMPILED = {
     ("float8_e5m2", "float8_e4m3fn"),
 }
 """Casts that Triton 3.6 to 3.9 compiles for no NVIDIA GPU ("Unsupported conversion")."""
-
-FLUSHED = 2.0**-126
-"""Numbers smaller than this may be taken for 0 by PTX's approximate functions."""
-
-
-def patterns(dtype: str, count: int = COUNT, seed: int = 0) -> Tensor:
-    """Return numbers (count,) with random bits: half with any exponent, half of a size that occurs in attention."""
-    to: torch.dtype = getattr(torch, dtype)
-    generator = torch.Generator().manual_seed(seed)
-    bits = torch.randint(0, 256, (count * to.itemsize,), generator=generator, dtype=torch.uint8)
-    usual = (torch.randn(count, generator=generator, dtype=torch.float64) * 4).to(to)
-    return torch.where(torch.arange(count) % 2 == 0, bits.view(to).to(torch.float64), usual.double()).to(to)
-
-
-def run(
-    kernel: Any, *inputs: Any, out: torch.dtype, shape: tuple[int, ...] = (COUNT,), **options: Any
-) -> Tensor:
-    """Return what a kernel of one program stores in its last argument, which has this dtype and shape."""
-    result = torch.full(shape, 77, dtype=torch.float64).to(out).to(DEVICE)
-    kernel[(1,)](*(x.to(DEVICE) if isinstance(x, Tensor) else x for x in inputs), result, **options)
-    return result.cpu()
-
-
-def assert_same(actual: Tensor, expected: Tensor, relative: float = 0.0, absolute: float = 0.0) -> None:
-    """Assert that there is NaN where NaN is expected, and elsewhere the number, within what is allowed."""
-    actual, expected = actual.double(), expected.double()
-    assert actual.shape == expected.shape
-    error = (actual - expected).abs()
-    right = (error <= relative * expected.abs() + absolute) | (actual == expected)
-    right |= actual.isnan() & expected.isnan()
-    wrong = (~right).nonzero()[:4]
-    told = [(i.tolist(), float(actual[tuple(i)]), float(expected[tuple(i)])) for i in wrong]
-    assert not told, f"{int((~right).sum())} of {right.numel()} (index, actual, expected): {told}"
-
-
-def nearest(values: Tensor, dtype: str) -> Tensor:
-    """Return float64 numbers rounded to nearest even by the table of all numbers, and too large ones as on a GPU."""
-    to: torch.dtype = getattr(torch, dtype)
-    bits = torch.arange(2 ** (8 * to.itemsize - 1)).to(torch.int16 if to.itemsize == 2 else torch.uint8)
-    table = bits.view(to).double()
-    table = table[: int(table.isfinite().sum())]
-    sizes = values.abs()
-    above = torch.searchsorted(table, sizes).clamp(max=len(table) - 1)
-    below = (above - 1).clamp(min=0)
-    down, up = sizes - table[below], table[above] - sizes
-    chosen = torch.where((down < up) | ((down == up) & (below % 2 == 0)), below, above)
-    rounded = table[chosen]
-    if to.itemsize == 2:  # half an ulp beyond the largest number is infinity; in 8 bits PTX saturates
-        limit = table[-1] + (table[-1] - table[-2]) / 2
-        rounded = torch.where(sizes >= limit, math.inf, rounded)
-    return torch.where(values.isnan(), math.nan, rounded.copysign(values))
 
 
 @triton.jit
@@ -312,96 +244,6 @@ def test_functions(op: str) -> None:
     ):  # Triton leaves open which end a NaN becomes, and PTX has its own choice
         expected = torch.where(x.isnan() & (actual == 1.0), 1.0, expected)
     assert_same(actual, expected, relative, 2.0**-22 if "log" in op else FLUSHED)
-
-
-@triton.jit
-def _fma(x, y, z, out, COUNT: tl.constexpr):
-    i = tl.arange(0, COUNT)
-    tl.store(out + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
-
-
-@pytest.mark.parametrize("dtype", WIDE)
-def test_fma_rounds_once(dtype: str) -> None:
-    x, y, z = (patterns(dtype, seed=seed) for seed in (1, 2, 3))
-    # A product and what nearly takes it away, and one that is hardly more than a tie.
-    z[::3] = -(x.double() * y.double()).to(x.dtype)[::3]
-    libm = ctypes.CDLL("libm.so.6")
-    name, number = ("fmaf", ctypes.c_float) if dtype == "float32" else ("fma", ctypes.c_double)
-    fma = getattr(libm, name)
-    fma.argtypes, fma.restype = [number] * 3, number
-    exact = torch.tensor(
-        [fma(*v) for v in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)], dtype=torch.float64
-    )
-    expected = exact if dtype == "float32" else nearest(exact, dtype)
-    assert_same(run(_fma, x, y, z, out=x.dtype, COUNT=COUNT), expected)
-
-
-@triton.jit
-def _dot(x, y, z, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
-    m = tl.arange(0, M)
-    n = tl.arange(0, N)
-    k = tl.arange(0, K)
-    a = tl.load(x + m[:, None] * K + k[None, :])
-    b = tl.load(y + n[:, None] * K + k[None, :])
-    c = tl.load(z + m[:, None] * N + n[None, :])
-    tl.store(
-        out + m[:, None] * N + n[None, :],
-        tl.dot(a, tl.trans(b), c, input_precision=PRECISION, out_dtype=c.dtype),
-    )
-
-
-def dot(x: Tensor, y: Tensor, z: Tensor, precision: str = "ieee") -> Tensor:
-    """Return x (m, k) times y (n, k) transposed, plus z (m, n), in the dtype of z."""
-    (m, k), n = x.shape, len(y)
-    return run(_dot, x, y, z, out=z.dtype, shape=(m, n), M=m, N=n, K=k, PRECISION=precision)
-
-
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
-@pytest.mark.parametrize("dtype", [*WIDE, "float8_e4m3fn", "float8_e5m2"])
-def test_dot_multiplies_numbers(dtype: str, precision: str) -> None:
-    m, n, k = 32, 16, 64
-    x, y = (patterns(dtype, size * k, seed).double().reshape(size, k) for size, seed in ((m, 1), (n, 2)))
-    subnormal = torch.finfo(getattr(torch, dtype)).smallest_normal / 2
-    x, y = (v.nan_to_num(1.0).clamp(-(2.0**15), 2.0**15) for v in (x, y))
-    if DEVICE == "cpu":  # tensor cores keep fewer bits of them
-        x[3] = subnormal
-    x[5, 7], x[6, 8], y[9, 3] = math.nan, math.inf, 0.0
-    a, b = (v.to(getattr(torch, dtype)) for v in (x, y))
-    x, y = a.double(), b.double()
-    c = patterns("float32", m * n).reshape(m, n).nan_to_num(0.0).clamp(-(2.0**60), 2.0**60)
-    out = dot(a, b, c, precision)
-    if (DEVICE, dtype, precision) == ("cpu", "float32", "tf32"):
-        x, y = ((v.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for v in (a, b))
-    expected = x @ y.mT + c.double()
-    inexact = {"float8_e4m3fn": 2.0**-12, "float8_e5m2": 2.0**-12, "float32": 2.0**-10}.get(dtype, 2.0**-22)
-    unit = 2.0**-23 if DEVICE == "cpu" else inexact
-    allowed = k * unit * (x.abs() @ y.abs().mT + c.double().abs()).nan_to_num(0.0) + FLUSHED
-    finite = expected.isfinite()
-    assert bool((finite.sum() < finite.numel()) & finite.any())
-    assert bool(((out.double() - expected).abs() <= allowed)[finite].all())
-    assert torch.equal(out.isnan(), expected.isnan())
-    assert torch.equal(out[out.isinf()].double(), expected[expected.isinf()])
-
-
-@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU sums float32 products less exactly than this asks")
-@pytest.mark.parametrize(("precision", "unit"), [("tf32x3", 2.0**-21), ("ieee", 2.0**-23)])
-def test_dot_of_parts_is_nearly_exact(precision: str, unit: float) -> None:
-    x, y = (patterns("float32", 32 * 64, seed).nan_to_num(1.0).reshape(32, 64) for seed in (1, 2))
-    x, y = (v.clamp(-(2.0**15), 2.0**15) for v in (x, y))
-    out = dot(x, y, torch.zeros(32, 32), precision)
-    allowed = unit * 64 * (x.double().abs() @ y.double().abs().mT)
-    assert bool(((out.double() - x.double() @ y.double().mT).abs() <= allowed).all())
-    x[3, 5], x[4, 6] = math.inf, math.nan
-    out = dot(x, torch.ones(32, 64), torch.zeros(32, 32), precision)
-    assert out[3].tolist() == [math.inf] * 32
-    assert out[4].isnan().all()
-
-
-def test_dot_sums_integers_exactly() -> None:
-    x, y = (torch.randint(-128, 128, (32, 64), generator=torch.Generator().manual_seed(s)) for s in (1, 2))
-    z = torch.randint(-(2**20), 2**20, (32, 32), dtype=torch.int32)
-    out = dot(x.to(torch.int8), y.to(torch.int8), z)
-    assert torch.equal(out.long(), x @ y.mT + z)
 
 
 @triton.jit
