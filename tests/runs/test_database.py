@@ -20,9 +20,9 @@ from tests.harness.report.screen import notes
 from tests.harness.run import Run
 from tests.harness.session.subject import TimeUp
 from tests.harness.verdict import INTERMITTENT, LEAK
-from tests.unit.harness.report.test_matrix import info, item
 from tests.unit.support import running
 from tests.unit.support.bugs import CASE, CAUSAL, bug
+from tests.unit.support.reports import info, item
 from tests.unit.support.running import TOYS, SubjectOf, finding_of, pytest_run, summary_in
 
 SERVER = shutil.which("redis-server")

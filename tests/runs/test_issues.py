@@ -12,9 +12,8 @@ from tests.harness.commands.issues import LABEL, MARK, main
 from tests.harness.report.changes import told_gone
 from tests.harness.report.folder import write
 from tests.harness.report.results import Results
-from tests.unit.harness.commands.test_merge import found
-from tests.unit.harness.report.test_matrix import info
 from tests.unit.support.bugs import CASE, CAUSAL, GROUP, bug
+from tests.unit.support.reports import found, info
 
 IN_CAUSAL = bug(CASE, ("out",), CAUSAL)
 IN_GROUPS = bug(CASE, ("lse",), GROUP, law="exact")

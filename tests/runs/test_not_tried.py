@@ -14,9 +14,8 @@ from tests.harness.report.page import page
 from tests.harness.report.results import Results
 from tests.harness.report.screen import notes
 from tests.harness.session.item import names_of
-from tests.unit.harness.report.test_matrix import info, item
-from tests.unit.harness.report.test_page import ENVIRONMENT, RUN, Page, bug
-from tests.unit.support.running import TOYS, pytest_run, summary_in
+from tests.unit.support.reports import RUN, Page, bug, info, item
+from tests.unit.support.running import ENVIRONMENT, TOYS, pytest_run, summary_in
 
 TWO = "(forward or memory) and float32"
 """Selects two laws at a dtype, of which ``forward`` comes first."""

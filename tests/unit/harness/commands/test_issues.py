@@ -10,8 +10,7 @@ import pytest
 from tests.harness.commands.issues import main
 from tests.harness.report.folder import write
 from tests.harness.report.results import Results
-from tests.unit.harness.commands.test_merge import found
-from tests.unit.harness.report.test_matrix import info
+from tests.unit.support.reports import found, info
 
 GH = """#!/usr/bin/env python3
 import json, pathlib, sys

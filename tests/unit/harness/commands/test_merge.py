@@ -1,7 +1,6 @@
 """Shards of a night become one result: nothing counts twice, no bug is lost, and what is missing is told."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,8 @@ from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.report.record import FORMAT, RECORD, Recorder, last_line, read_run
 from tests.harness.report.results import Results
 from tests.harness.running.kernel_info import KernelInfo
-from tests.unit.harness.report.test_matrix import item
 from tests.unit.support.bugs import CASE, CAUSAL, GROUP, LONG, bug
+from tests.unit.support.reports import found, item
 
 INFO = KernelInfo(
     "k.py:f", (), "k", Capabilities(launch={"block_m": (64, 128)}), {"head_dims": "64", "lse": "true"}
@@ -40,16 +39,6 @@ RUN = {
     "replay": False,
 }
 Shard = Callable[..., Path]
-
-
-def found(*bugs: Bug, law: str = "forward", times: int = 1, **tally: Any) -> dict[str, Any]:
-    """Return what an item sends to the summary that has seen these bugs, each so many times."""
-    seen = {
-        one.key: Occurrences(Counter({(law, "float16", one.tensors[0]): times}), [(law, CASE)]).to_dict()
-        for one in bugs
-    }
-    counts = item("k", law, "float16", **{"examples": 5, "broken": len(bugs), **tally})
-    return {**counts, "bugs": [one.to_dict() for one in bugs], "seen": seen}
 
 
 @pytest.fixture

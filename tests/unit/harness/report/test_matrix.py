@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,26 +15,15 @@ from tests.harness.law import LAWS, by_place
 from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.results import Results
 from tests.harness.report.screen import FEW, MARKS, matrix
-from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.tally import Tally
 from tests.unit.support.bugs import bug
+from tests.unit.support.reports import info, item
 
 KERNELS = tuple(REGISTERED)[:11]
 
 
 def plain(text: str, **colour: bool) -> str:
     return text
-
-
-def info(name: str, dtypes: tuple[str, ...] = DTYPES) -> KernelInfo:
-    return KernelInfo(f"kernels:{name}", (), name, Capabilities(dtypes=dtypes), {})
-
-
-def item(kernel: str, law: str, dtype: str, **tally: Any) -> dict[str, object]:
-    """Return what an item that found nothing sends to the summary."""
-    counts = Tally(**tally).to_dict()
-    none: dict[str, object] = {"bugs": [], "seen": {}, "imprecise": Imprecise().to_dict()}
-    return {"kernel": kernel, "law": law, "dtype": dtype, "tally": counts, **none}
 
 
 def imprecise() -> dict[str, object]:

@@ -4,47 +4,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from strategies.case import Case, Spike
-from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
-from tests.harness.bugs.failure import Explanation, Failure
+from tests.harness.bugs.bug import Condition, Occurrences
 from tests.harness.report.conclusion import DistinctBug
 from tests.harness.report.results import Results
 from tests.harness.report.screen import MOST_LINES, bug_lines, notes, repeats
 from tests.harness.verdict import Finding
-from tests.unit.harness.report.test_matrix import info, item
+from tests.unit.support.reports import CASE, concluded, info, item
 
 REPORTS = Path("reports")
-NUMBERS = Finding(
-    claim="out is within the rounding bound of float64",
-    kind="error",
-    tensor="out",
-    index=(0, 0, 2, 15),
-    expected=1.0,
-    actual=1.5,
-    allowed=0.001,
-    ratio=511.59394250644044,
-    ulps=512.0,
-    relative=0.29,
-    wrong=1,
-    total=48,
-    nan=3,
-)
-CASE = Case(seqlen_q=3, dtype="float16", v_values="zeros", spikes=(Spike("v", (0, 0, 0, 15), 1.0),))
-SEEN = Occurrences(Counter({("forward", "float16", "out"): 9, ("backward", "float32", "dq"): 5}))
-
-
-def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> DistinctBug:
-    """Return a bug of which everything is known that can be."""
-    explanation = Explanation(causes=("q_layout",))
-    told: dict[str, Any] = {"finding": finding, "environment": {"device": "cpu"}, "explanation": explanation}
-    failure = Failure("k.py:f", (), "forward", case, kernel="k.f", **told)
-    needs = (Condition("seqlen_q", (3,), (2,)), Condition("causal", (True,), (False,)))
-    bug = Bug(failure, tensors=("out",), needs=needs, severity=Severity(17, 20))
-    return DistinctBug(bug, SEEN, **fields)
 
 
 def test_a_bug_is_told_in_the_order_in_which_a_maintainer_asks() -> None:

@@ -12,7 +12,7 @@ from strategies.cases import cases
 from tests.harness.report.results import Results
 from tests.harness.running.tally import Tally, by_field, cells, claimed, is_judged, remainder
 from tests.harness.verdict import Verdict
-from tests.unit.harness.report.test_matrix import info, item
+from tests.unit.support.reports import info, item
 
 SMALL = Capabilities(
     dtypes=("float16",),
