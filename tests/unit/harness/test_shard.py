@@ -1,49 +1,11 @@
 """Machines that share a night draw different cases, and the same seed and shard draw the same."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from strategies.case import LAYOUT_FIELDS, Case
-from strategies.cases import cases
-from strategies.focus import Focus
-from tests.harness.clock import Clock
-from tests.harness.session.item import draw_examples
-from tests.harness.session.plan import Plan
+from strategies.case import LAYOUT_FIELDS
 from tests.harness.session.turns import Turn
 from tests.harness.shard import Shard, shard_of
-from tests.properties.test_forward import forward
-from tests.unit.support.drawing import CLAIMS
-
-
-def drawn(seed: int | None = None, shard: str | None = None) -> list[str]:
-    """Return the cases that an item draws in a run with this seed and shard."""
-    return list(map(repr, drawn_in_turn(Turn(0, 0, 1.0, last=True, examples=20), seed, shard)))
-
-
-def drawn_in_turn(turn: Turn, seed: int | None = None, shard: str | None = None) -> list[Case]:
-    """Return the cases that a turn draws in a run with this seed and shard."""
-    found: list[Case] = []
-
-    def uphold(law: object, case: Case) -> None:
-        found.append(case)
-        subject.generated += 1
-
-    plan: Any = SimpleNamespace(seed=seed, shard=shard and shard_of(shard), clock=Clock())
-    plan.source = Plan.source.fget(plan)  # type: ignore[attr-defined]  # mypy does not know that it is a property
-    item: Any = SimpleNamespace(law=forward, turn=turn, plan=plan, nodeid="forward")
-    subject: Any = SimpleNamespace(
-        generated=0,
-        replay=None,
-        check=uphold,
-        focus=Focus(CLAIMS),
-        runs=SimpleNamespace(in_turns=nullcontext, device_type="cpu"),
-    )
-    subject.cases = lambda **options: cases(CLAIMS, dtype="float16", **options)
-    draw_examples(item, subject)
-    return found
+from tests.unit.support.shards import common, drawn, drawn_in_turn
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -54,11 +16,6 @@ def test_the_last_of_many_turns_begins_with_huge_strides(*, last: bool) -> None:
     assert all(len(of_turn) == 5 for of_turn in layouts)
     assert all(of_turn[0] == {"huge"} for of_turn in layouts) == last
     assert any("huge" not in of_case for of_turn in layouts for of_case in of_turn[1:])
-
-
-def common(some: list[str], others: list[str]) -> float:
-    """Return the share of cases that are in both lists."""
-    return len({*some} & {*others}) / len(some)
 
 
 def test_the_same_seed_and_shard_draw_the_same() -> None:
