@@ -4,11 +4,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from kernels.contract import Capabilities
 from kernels.registry import load
@@ -21,39 +18,15 @@ from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.support.toys import sound
+from tests.unit.support import nan_toys
+from tests.unit.support.nan_toys import CASE, NAN
 
-NAN = Spike("q", (0, 0, 1, 0), "nan")
-CASE = Case(seqlen_q=4, seqlen_k=3, dtype="float32", spikes=(NAN,))
-
-
-def spreads(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """NaN in one row of the first head makes the whole of out NaN."""
-    out, lse = sound(q, k, v, **options)
-    return torch.where(q[:, :1].isnan().any(), torch.nan, out), lse
-
-
-def hides(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """NaN in out becomes 0."""
-    out, lse = sound(q, k, v, **options)
-    return out.nan_to_num(0.0), lse
-
-
-def moves(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """NaN in a row of out moves to the next."""
-    out, lse = sound(q, k, v, **options)
-    return torch.where(out.isnan().roll(1, 2), torch.nan, out.nan_to_num(0.0)), lse
-
-
-def leaves_out(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float, **options: Any) -> Any:
-    """A product of q and k that is multiplied by 0 is not computed, as BLAS has it."""
-    q, k = (x if sm_scale else torch.zeros_like(x) for x in (q, k))
-    return sound(q, k, v, sm_scale=sm_scale, **options)
+NAN_TOYS = Path(nan_toys.__file__)
 
 
 def finding_in(function: str, case: Case) -> Finding:
     with pytest.raises(LawBroken) as broken:
-        law_named("special")(Trial(load(f"{Path(__file__)}:{function}"), case, "cpu", SAFETY))
+        law_named("special")(Trial(load(f"{NAN_TOYS}:{function}"), case, "cpu", SAFETY))
     return broken.value.finding
 
 
@@ -70,7 +43,7 @@ def test_with_a_scale_of_0_the_product_of_q_and_k_may_be_left_out(tensor: str, v
     spike = Spike(tensor, (0, 0, 1, 0), value)
     case = replace(CASE, sm_scale=0.0, spikes=(spike,))
     for function in ("leaves_out", "sound"):
-        law_named("special")(Trial(load(f"{Path(__file__)}:{function}"), case, "cpu", SAFETY))
+        law_named("special")(Trial(load(f"{NAN_TOYS}:{function}"), case, "cpu", SAFETY))
 
 
 def test_with_a_scale_of_0_nan_in_v_shows_all_the_same() -> None:
