@@ -1,13 +1,14 @@
-"""The operator mutants of a Triton file, and which of them compile to the same code as the original."""
+"""The launches of a Triton file are recorded, and mutants of it that compile to the same code are equivalent."""
+
+import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from kernels.mutants.mutant import load_module
-from tests.mutation.equivalence import RecordedLaunch, judge, recorded_launches
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
+from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
+from tests.unit.support.calling import DEVICE
 
 KERNEL = """
 import triton
@@ -76,3 +77,27 @@ def test_judgements(path) -> None:
     assert judged[2].detail == "nothing that is launched uses it"
     assert "stare" in judged[5].detail
     assert "nothing_at_all" in judged[6].detail
+
+
+def test_recorded_launches(path) -> None:
+    (launch,) = record(path)
+    types = ["*fp16", "*fp32", "i32", "i64", "fp32", "constexpr", "constexpr", "constexpr"]
+    names = ["x", "y", "n", "wide", "scale", "N", "KIND", "none"]
+    assert launch.function == "copy"
+    assert list(launch.signature.items()) == list(zip(names, types, strict=True))
+    assert launch.constants == {"N": 16, "KIND": "triton.language.dtype:fp32", "none": None}
+    assert RecordedLaunch(**json.loads(json.dumps(asdict(launch)))) == launch
+
+
+def test_a_crash_of_the_compiler_is_invalid(path) -> None:
+    crash = {path: KERNEL.replace("import triton\n", "import os, signal, triton\nos.kill(os.getpid(), 9)\n")}
+    same = {path: KERNEL}
+    assert judge(path, [crash, same], record(path)) == [
+        Judgement("invalid", "the process ended with signal 9 (Killed)"),
+        Judgement("equivalent", "nothing that is launched uses it"),
+    ]
+
+
+def test_nothing_that_compiles(path) -> None:
+    with pytest.raises(RuntimeError, match="no function 'g'"):
+        judge(path, [{path: KERNEL}], [RecordedLaunch("g", {}, {})])
