@@ -1,8 +1,6 @@
 """Accesses outside of tensors are told with their line, and reproduced; kernels that make none are not accused."""
 
-import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from tests.harness.running.child import Child
 from tests.harness.running.exits import is_outside
 from tests.harness.verdict import PAST_THE_END
 from tests.unit.support import outside_toys
+from tests.unit.support.outside_toys import line_of
 from tests.unit.support.running import SubjectOf, exit_status, finding_of, report_of
 
 TOYS = Path(outside_toys.__file__)
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 CASE = Case(seqlen_q=3, seqlen_k=7, head_dim=16, dtype="float32")
-
-
-def line_of(function: Any, mark: str = "# outside") -> int:
-    """Return the number of the line in which a function has a mark."""
-    lines, first = inspect.getsourcelines(function.fn)
-    return first + next(i for i, line in enumerate(lines) if line.endswith(f"{mark}\n"))
 
 
 def test_wrong_numbers_are_told_with_the_access_that_they_may_come_from(child: Child) -> None:

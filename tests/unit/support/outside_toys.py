@@ -4,6 +4,7 @@ Nothing that they read is returned, so no number is wrong. Those with a bug touc
 ``# outside``, until ``MENDED``.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,12 @@ from tests.panel.eager import float32 as attention
 MENDED = False
 
 Answer = tuple[Tensor, Tensor]
+
+
+def line_of(function: Any, mark: str = "# outside") -> int:
+    """Return the number of the line in which a function has a mark."""
+    lines, first = inspect.getsourcelines(function.fn)
+    return first + next(i for i, line in enumerate(lines) if line.endswith(f"{mark}\n"))
 
 
 def beside(launch: Callable[[Tensor, Tensor, Tensor], object]) -> Callable[..., Answer]:

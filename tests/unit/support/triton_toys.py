@@ -94,3 +94,9 @@ def asks_for_a_gpu(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: f
     """Sizes its grid by the number of multiprocessors, so that it needs a GPU."""
     programs = torch.cuda.get_device_properties(0).multi_processor_count
     return q * programs
+
+
+@triton.jit
+def _doubled(x, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(x + at, tl.load(x + at) * 2)

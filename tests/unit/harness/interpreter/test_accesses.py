@@ -1,6 +1,5 @@
 """Accesses outside of tensors are told with their line, and reproduced; kernels that make none are not accused."""
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.harness.running.exits import is_outside
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import BEFORE_THE_BEGINNING, MEMORY, PAST_THE_END, Finding
 from tests.unit.support import outside_toys
+from tests.unit.support.outside_toys import line_of
 
 TOYS = Path(outside_toys.__file__)
 pytestmark = [
@@ -51,12 +51,6 @@ def found(name: str, case: Case = CASE, law: str = "memory") -> tuple[Finding | 
     except LawBroken as broken:
         return broken.finding, trial
     return None, trial
-
-
-def line_of(function: Any, mark: str = "# outside") -> int:
-    """Return the number of the line in which a function has a mark."""
-    lines, first = inspect.getsourcelines(function.fn)
-    return first + next(i for i, line in enumerate(lines) if line.endswith(f"{mark}\n"))
 
 
 @pytest.mark.parametrize(("name", "function", "rule", "does", "where"), BUGS)

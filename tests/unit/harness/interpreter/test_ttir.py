@@ -21,6 +21,7 @@ from tests.harness.interpreter.ttir import launch, store
 from tests.harness.interpreter.ttir.ir.parse import Unsupported, parse
 from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
 from tests.harness.interpreter.ttir.writing.translate import translate
+from tests.unit.support.triton_toys import _doubled
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for the GPU that is here")
 
@@ -111,12 +112,6 @@ def test_a_pointer_that_is_chosen_between_tensors() -> None:
         return out
 
     assert both(call).reshape(4, SIZE)[:, 1].tolist() == [1.0, -17.0, 33.0, -49.0]
-
-
-@triton.jit
-def _doubled(x, SIZE: tl.constexpr):
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    tl.store(x + at, tl.load(x + at) * 2)
 
 
 def test_more_programs_than_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
