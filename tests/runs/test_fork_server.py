@@ -102,6 +102,21 @@ def test_an_origin_ends_with_its_user() -> None:
     assert has_ended(int(run.stdout))
 
 
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("import sys; sys.exit('torch' not in sys.modules)", 0),
+        ("import sys; sys.exit('tests' in sys.modules or 'triton' in sys.modules)", 0),
+        ("import os, sys; sys.exit(os.listdir() != ['repro.py'])", 0),
+        ("raise ValueError", 1),
+        ("import sys; sys.exit(3)", 3),
+        ("import os; os.abort()", -signal.SIGABRT),
+    ],
+)
+def test_a_script_runs_as_in_a_new_process_that_has_imported_torch(script: str, status: int) -> None:
+    assert exit_status(script, START_SECONDS) == status
+
+
 def test_a_script_that_takes_too_long_is_ended() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         exit_status("import time; time.sleep(600)", 1.0)

@@ -1,6 +1,5 @@
 """Programs of one launch that write the same place: races show without a GPU, and what is sound is not accused."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,8 @@ import torch
 
 from strategies.case import Case
 from tests.harness.bugs.failure import HOLDS_IN_TURN
-from tests.harness.interpreter import repaired as interpreter
 from tests.unit.support import races
-from tests.unit.support.running import SubjectOf, exit_status, finding_of, report_of
+from tests.unit.support.running import SubjectOf, exit_status, finding_of, report_of, script_of
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="runs kernels in this process, without a GPU"
@@ -18,14 +16,6 @@ pytestmark = pytest.mark.skipif(
 
 CASE = Case(heads_kv=2, seqlen_q=40, seqlen_k=41, head_dim=16, dtype="float32", seed=1)
 RACES = Path(races.__file__)
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Forget which kernels have waited, as each test has other constants for them."""
-    interpreter.waiting.clear()
-    yield
-    interpreter.waiting.clear()
 
 
 @pytest.fixture
@@ -57,3 +47,8 @@ def test_a_report_says_that_programs_have_to_run_at_the_same_time(subject_of: Su
     finding_of(subject, "forward", CASE)
     assert not (report_of(subject) / "repro.py").exists()
     assert HOLDS_IN_TURN in (report_of(subject) / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["FIRST_SPLIT", "CLAIMED_ATOMIC"])
+def test_a_script_runs_the_programs_in_both_orders(name: str, toys: Path, tmp_path: Path) -> None:
+    check(script_of(f"{toys}:{name}", (), "determinism", CASE, tmp_path), toys)

@@ -21,7 +21,6 @@ from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.properties.test_determinism import MOST_IN_TURN
 from tests.unit.support import races
-from tests.unit.support.running import exit_status, script_of
 from tests.unit.support.sound import Sound
 
 pytestmark = pytest.mark.skipif(
@@ -171,23 +170,3 @@ def test_a_replay_takes_the_answer_of_a_call_in_the_same_order(monkeypatch: pyte
     with pytest.raises(LawBroken) as second:
         law_named("determinism")(again)
     assert first.value.finding == second.value.finding
-
-
-@pytest.fixture
-def toys(tmp_path: Path) -> Path:
-    """Return a copy of the kernels, to be mended."""
-    path = tmp_path / "races.py"
-    path.write_text(RACES.read_text())
-    return path
-
-
-def check(script: Path, toys: Path) -> None:
-    """Check that a script exits with 1 until the kernels are mended."""
-    assert exit_status(script, script.parent) == 1
-    toys.write_text(RACES.read_text().replace("MENDED = False", "MENDED = True"))
-    assert exit_status(script, script.parent) == 0
-
-
-@pytest.mark.parametrize("name", ["FIRST_SPLIT", "CLAIMED_ATOMIC"])
-def test_a_script_runs_the_programs_in_both_orders(name: str, toys: Path, tmp_path: Path) -> None:
-    check(script_of(f"{toys}:{name}", (), "determinism", CASE, tmp_path), toys)

@@ -20,15 +20,11 @@ from strategies.layouts import bits
 from strategies.tensors import tensors
 from strategies.values import FAMILIES, fill
 from tests.harness.law import law_named
-from tests.harness.run import Run
-from tests.harness.running.child import Child, Children
 from tests.harness.trial.process_state import PIECES, Piece, put_back
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
-from tests.harness.verdict import Verdict
 from tests.mutation.schedule import Schedule
 from tests.panel.test_models import CLAIMS
 from tests.unit.support.changing import CHANGES as LEFT
-from tests.unit.support.running import CASE, TOYS
 
 SPECS = (
     "tests.panel.scores:everything",
@@ -119,10 +115,6 @@ def test_each_family_of_values_is_drawn_alike_in_any_state(family: str, change: 
         assert drawn() == usual
 
 
-def verdict(child: Child, spec: str) -> Verdict:
-    return child.run(Run(spec, (), "backward", CASE), lambda: None)
-
-
 def values() -> list[tuple[Piece, Any]]:
     return [(piece, piece.read()) for piece in PIECES]
 
@@ -186,18 +178,3 @@ def test_what_an_import_changes_stays(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_every_piece_of_state_is_changed_by_a_kernel_here() -> None:
     assert {piece.name for piece in PIECES} == {*LEFT, "inference mode"}
-
-
-def test_of_many_processes_the_one_that_was_used_longest_ago_ends() -> None:
-    children = Children("cpu", most=2)
-    specs = [f"{TOYS}:{name}" for name in ("sound", "fused", "talking")]
-    first, second, third = (children.of(spec) for spec in specs)
-    for child, spec in ((first, specs[0]), (second, specs[1]), (first, specs[0])):
-        assert verdict(child, spec).status == "held"
-    kept = first.process
-    assert verdict(third, specs[2]).status == "held"
-    assert (first.process is kept, second.process) == (True, None)
-    assert verdict(second, specs[1]).status == "held"
-    assert first.process is None
-    children.close()
-    assert third.process is None
