@@ -1,37 +1,18 @@
 """What the investigation of a failure finds out before it shrinks a case, and of bugs that show in every case."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug, Condition
-from tests.harness.bugs.failure import Failure
-from tests.harness.clock import Clock, ShrinkBudget
-from tests.harness.diagnosis.investigation import Investigation
+from tests.harness.clock import Clock
 from tests.harness.law import law_named
 from tests.harness.session.subject import Subject
-from tests.harness.verdict import Finding, Verdict
+from tests.harness.verdict import Verdict
 from tests.unit.support.running import CASE, SEVERAL, SubjectOf
-from tests.unit.support.stubs import runs_of
-
-CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
-WRONG_LSE = Finding(claim="", kind="error", tensor="lse", tensors=("lse",), actual=0.0)
-
-
-def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) -> Investigation:
-    """Return the investigation of a wrong lse in a case, for a kernel of which ``hard`` says what a run finds."""
-    known: Any = SimpleNamespace(
-        bugs={}, precision=SimpleNamespace(common=[], needed=()), write=lambda failure, script: None
-    )
-    all_runs = runs_of(CLAIMS, hard=hard, forget=lambda: None, clock=Clock(), **runs)
-    failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})
-    return Investigation(all_runs, failure, known, ShrinkBudget(60.0))
 
 
 @pytest.mark.usefixtures("unscripted")

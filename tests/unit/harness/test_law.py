@@ -3,7 +3,6 @@
 import ast
 import inspect
 import math
-from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
@@ -12,16 +11,8 @@ from kernels.contract import DTYPES, Capabilities, KnownFailure
 from strategies.cases import cases
 from tests.harness.files import ROOT
 from tests.harness.law import LAWS, by_place, law, law_named
-from tests.harness.running.child import Child
 from tests.harness.trial.trial import Trial
 from tests.mutation.schedule import ROUND
-
-
-@pytest.fixture
-def child() -> Iterator[Child]:
-    child = Child("cpu")
-    yield child
-    child.close()
 
 
 @pytest.mark.parametrize("name", LAWS)

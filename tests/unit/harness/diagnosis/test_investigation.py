@@ -13,7 +13,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case, Spike
 from strategies.features import HEADS, SCORES
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.bug import Bug, Condition
+from tests.harness.bugs.bug import Condition
 from tests.harness.bugs.failure import UNEXPLAINED, Failure
 from tests.harness.clock import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.diagnosis.conditions import (
@@ -25,9 +25,7 @@ from tests.harness.diagnosis.conditions import (
 from tests.harness.diagnosis.generalisation import generalise_to_scores
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.severity import with_contrast
-from tests.harness.law import law_named
 from tests.harness.running.runs import Seen
-from tests.harness.session.subject import Subject
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import bug
 from tests.unit.support.stubs import runs_of
@@ -174,13 +172,6 @@ def test_a_smallest_case_leaves_known_bugs() -> None:
     own.failure = replace(own.failure, case=Case(seqlen_k=1))
     own.leave_known_bugs(partial(own.fails_alike, lambda: None))
     assert own.failure.case == Case(seqlen_k=1)
-
-
-def found(subject: Subject, *cases: Case) -> list[Bug]:
-    """Return the bugs that the forward law finds in these cases."""
-    for case in cases:
-        subject.check(law_named("forward"), case)
-    return list(subject.known.bugs.values())
 
 
 def test_ordinary_cases_in_which_a_known_bug_shows_do_not_tell_that_another_one_always_shows() -> None:
