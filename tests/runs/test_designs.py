@@ -8,30 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.registry import load
-from reference.bounds.accumulation import SAFETY
 from reference.family import implied
 from strategies.case import Case
 from tests.harness.bugs.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial.designs import with_explanations
-from tests.harness.trial.trial import LawBroken, Trial
-from tests.harness.verdict import Finding
 from tests.panel import narrow
 from tests.panel.narrow import tf32_of_converted
-from tests.unit.support.running import TOYS, SubjectOf, finding_of
+from tests.unit.support.running import SubjectOf, broken, finding_of
 from tests.unit.support.toys import sound
 
 NARROW = Path(narrow.__file__)
 CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
-
-
-def broken(name: str, case: Case, law: str = "backward") -> tuple[Finding, Trial]:
-    trial = Trial(load(f"{Path(__file__) if name in globals() else TOYS}:{name}"), case, "cpu", SAFETY)
-    with pytest.raises(LawBroken) as failed:
-        law_named(law)(trial)
-    return failed.value.finding, trial
 
 
 def worse_with_mask(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
@@ -94,7 +83,7 @@ def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
     subject_of: SubjectOf, unscripted: None
 ) -> None:
     large = replace(CASE, seqlen_q=16, seqlen_k=16, dtype="float16", sm_scale=2.0, q_values="positive")
-    finding, trial = broken("doubled_dk", large)
+    finding, trial = broken(f"{__file__}:doubled_dk", large, "backward")
     all_designs, one, whole, none = (
         with_explanations(finding, trial, law_named("backward"), designs).explained_by
         for designs in (ALL_DESIGNS, ONE_DESIGN, WHOLE_DESIGN, NO_DESIGN)

@@ -7,8 +7,8 @@ import torch
 
 from kernels.algorithms import flash_v2
 from kernels.algorithms.flash_v2_lazy import LAG, forward
+from tests.unit.support.calling import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK = 32
 
 

@@ -9,8 +9,8 @@ import torch
 from kernels.algorithms.flash_v3 import gluon as flash_v3_gluon
 from kernels.algorithms.flash_v3 import tma as flash_v3
 from kernels.registry import unavailable_reason
+from tests.unit.support.calling import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORWARDS = [flash_v3.forward, flash_v3_gluon.forward]
 LARGEST = {flash_v3.forward: 128, flash_v3_gluon.forward: 256}
 """The largest head_dim of each."""

@@ -8,8 +8,7 @@ import torch
 from kernels.algorithms.flash_v3 import gluon as flash_v3_gluon
 from kernels.registry import unavailable_reason
 from strategies.lengths import MAX_SEQLEN
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.unit.support.calling import DEVICE
 
 
 @pytest.mark.parametrize(

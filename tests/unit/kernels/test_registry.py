@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kernels import registry
 from kernels.contract import LAYOUTS, OUTPUTS, AttentionKernel, Capabilities
@@ -18,8 +17,7 @@ from kernels.registry import REGISTERED, SpecError, load, unavailable_reason
 from reference.mask_pattern import MaskPattern
 from strategies.case import Case
 from tests.harness.trial.trial import Trial, run_kernel
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.unit.support.calling import DEVICE
 
 KERNEL_FILE = """
 from helper_beside import ANSWER

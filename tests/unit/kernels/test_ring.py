@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.algorithms import flash_v2, ring
 from tests.harness.interpreter.installation import repair_interpreter
+from tests.unit.support.calling import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS_KV, GROUP, HEAD_DIM = 2, 1, 2, 16
 CASES = {
     2: (((21, 21), (21, 21), True, torch.bfloat16), ((9, 30), (30, 5), False, torch.float32)),

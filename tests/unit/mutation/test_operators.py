@@ -4,13 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest
-import torch
 
 from kernels.algorithms.flash_v2 import forward_pass
 from kernels.common import tiles
 from tests.mutation.operators import SourceMutant, source_mutants
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 HEAD = '''
 import triton

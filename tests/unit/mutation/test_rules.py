@@ -12,8 +12,8 @@ from kernels.adapters.pytorch.sdpa import MATH
 from kernels.algorithms import flash_v2
 from kernels.contract import AttentionKernel
 from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
+from tests.unit.support.calling import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BY_NAME = {rule.name: rule for rule in RULES}
 CRY_WOLF = ("torch.testing.assert_close",)
 """Rules that fail a sound kernel in float16."""

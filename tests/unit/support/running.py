@@ -19,7 +19,7 @@ from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.run import Run
 from tests.harness.session.subject import Subject
-from tests.harness.trial.trial import LawBroken
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.harness.worker.repro import script
 from tests.harness.worker.source import WritingTrial
@@ -47,6 +47,16 @@ def report_of(subject: Subject) -> Path:
     """Return the folder with the report of the one failure that a subject has met."""
     (failure,) = subject.known.failures.values()
     return subject.known.report_dir / failure.folder
+
+
+def broken(spec: str, case: Case, law_name: str, claims: tuple[str, ...] = ()) -> tuple[Finding, Trial]:
+    """Return what a law finds in a case of a kernel that breaks it, and the trial."""
+    trial = Trial(load(spec, claims), case, "cpu", SAFETY)
+    try:
+        law_named(law_name)(trial)
+    except LawBroken as told:
+        return told.finding, trial
+    raise AssertionError(f"{law_name} holds for {spec} in {case}")
 
 
 def script_of(spec: str, claims: tuple[str, ...], law_name: str, case: Case, folder: Path) -> Path:

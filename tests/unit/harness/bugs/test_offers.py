@@ -11,13 +11,11 @@ from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.offers import excluding
 from tests.harness.report.conclusion import DistinctBug, with_offers
 from tests.harness.verdict import Finding
+from tests.unit.support.bugs import CAUSAL, GROUP, UNEQUAL
 from tests.unit.support.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 64))
 CASE = Case(seqlen_q=70, seqlen_k=90, group=2, heads_kv=2, causal=True)
-CAUSAL = Condition("causal", (True,), (False,))
-GROUP = Condition("group", (2,), (1,))
-UNEQUAL = Condition("lengths", ("more keys than queries",), ("equal",))
 
 
 def test_the_claim_that_excludes_all_that_fail_and_the_fewest_that_hold() -> None:

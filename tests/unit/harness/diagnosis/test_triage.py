@@ -26,11 +26,11 @@ from tests.harness.diagnosis.triage import WAIT_SECONDS, Triage
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.running.tally import Tally
 from tests.harness.verdict import Finding
+from tests.unit.support.bugs import CAUSAL
 from tests.unit.support.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
 CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
-CAUSAL = Condition("causal", (True,), (False,))
 LAID_OUT = Condition("dout_layout", ("gap",), ("contiguous",))
 
 RUNS = runs_of(CLAIMS)

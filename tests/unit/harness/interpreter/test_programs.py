@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +30,6 @@ CASE = Case(heads_kv=2, seqlen_q=40, seqlen_k=41, head_dim=16, dtype="float32", 
 CAUSAL = replace(CASE, batch=2, group=2, seqlen_q=17, seqlen_k=20, causal=True)
 SHORT = replace(CASE, heads_kv=1, seqlen_q=33, seqlen_k=9)
 """Three tiles of rows: the sum of two parts is the same in both orders."""
-RACES = Path(races.__file__)
-
 SHOWN_BY_ORDER = ("OTHERS_ROWS", "LAST_SPLIT", "FIRST_SPLIT", "LOST_SUMS", "CLAIMED_ATOMIC")
 SOUND = ("SAME_VALUES", "TICKETS", "COUNTED", "ATOMIC", "LOCKED", "IN_TURN")
 LAWS = ("forward", "backward", "determinism")

@@ -19,14 +19,14 @@ from tests.harness.trial.designs import (
     likeliest_of,
     with_explanations,
 )
-from tests.harness.trial.trial import LawBroken, Trial
+from tests.harness.trial.trial import Trial
 from tests.harness.verdict import Finding
 from tests.panel import packed
 from tests.panel.heads import heads_of
 from tests.panel.narrow import truncated
 from tests.panel.parts import equal_parts, merged, of_keys
 from tests.unit.support import triton_toys
-from tests.unit.support.running import TOYS
+from tests.unit.support.running import TOYS, broken
 from tests.unit.support.toys import sound
 
 CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
@@ -37,15 +37,8 @@ def half_dv(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     return sound(q, k, 0.5 * v + 0.5 * v.detach(), **options)
 
 
-def broken(name: str, case: Case, law: str = "backward") -> tuple[Finding, Trial]:
-    trial = Trial(load(f"{Path(__file__) if name in globals() else TOYS}:{name}"), case, "cpu", SAFETY)
-    with pytest.raises(LawBroken) as failed:
-        law_named(law)(trial)
-    return failed.value.finding, trial
-
-
 def test_a_gradient_of_half_its_size_is_no_matter_of_roundings() -> None:
-    finding, trial = broken("half_dv", CASE)
+    finding, trial = broken(f"{__file__}:half_dv", CASE, "backward")
     assert is_plainly_wrong(finding, trial)
     assert not is_plainly_wrong(replace(finding, relative=0.05), trial)
     assert with_explanations(finding, trial, law_named("backward"), ALL_DESIGNS).explained_by == ()
@@ -53,12 +46,12 @@ def test_a_gradient_of_half_its_size_is_no_matter_of_roundings() -> None:
 
 def test_a_tensor_that_a_later_call_changes_is_no_matter_of_roundings() -> None:
     """The same results hold if they are judged once more, so no design has to explain them."""
-    finding, trial = broken("pooled", replace(CASE, dtype="float32"), "memory")
+    finding, trial = broken(f"{TOYS}:pooled", replace(CASE, dtype="float32"), "memory")
     assert with_explanations(finding, trial, law_named("memory"), ALL_DESIGNS).explained_by == ()
 
 
 def test_larger_scores_may_have_larger_roundings() -> None:
-    finding, trial = broken("half_dv", replace(CASE, sm_scale=0.25))
+    finding, trial = broken(f"{__file__}:half_dv", replace(CASE, sm_scale=0.25), "backward")
     assert is_plainly_wrong(finding, trial)
     assert not is_plainly_wrong(replace(finding, relative=0.1), trial)
     assert not is_plainly_wrong(replace(finding, tensor="dk"), trial)
@@ -70,7 +63,7 @@ def one_key_less(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 
 def test_to_tell_whether_a_law_holds_no_gradient_is_judged_beside_a_wrong_out() -> None:
-    _, trial = broken("one_key_less", CASE)
+    _, trial = broken(f"{__file__}:one_key_less", CASE, "backward")
     found = [
         left_by(again, law_named("backward"))
         for again in (trial.replayed(trial.family), asked_whether(trial, trial.family))
@@ -83,7 +76,7 @@ def test_to_tell_whether_a_law_holds_no_gradient_is_judged_beside_a_wrong_out() 
 def test_tensors_that_no_single_design_explains_stay_wrong() -> None:
     """Rounded scores would explain lse, and rounded scores, weights and sums together out as well."""
     law = law_named("backward")
-    finding, trial = broken("one_key_less", replace(CASE, seqlen_k=97))
+    finding, trial = broken(f"{__file__}:one_key_less", replace(CASE, seqlen_k=97), "backward")
     assert finding.tensor == "lse"
     told = with_explanations(finding, trial, law, ALL_DESIGNS)
     assert told.explained_by == ()
@@ -110,7 +103,7 @@ def test_a_design_explains_a_kernel_that_refuses_to_be_differentiated() -> None:
     case = Case(
         seqlen_q=60, seqlen_k=28, dtype="float16", q_values="zeros", v_values="zeros", spikes=(*values,)
     )
-    finding, trial = broken("stored_parts", case, "forward")
+    finding, trial = broken(f"{__file__}:stored_parts", case, "forward")
     told = with_explanations(finding, trial, law_named("forward"), ALL_DESIGNS)
     assert "rounded_partials=true" in told.explained_by
 
@@ -120,7 +113,7 @@ def test_a_design_explains_a_kernel_that_refuses_to_be_differentiated() -> None:
     [{"seqlen_k": 8}, {"sm_scale": 30.0}, {"v_values": "outliers"}, {"dtype": "float32", "dropout_p": 0.5}],
 )
 def test_numbers_that_may_cancel_or_grow_are_left_to_bounds(changed: dict[str, Any]) -> None:
-    finding, trial = broken("half_dv", CASE)
+    finding, trial = broken(f"{__file__}:half_dv", CASE, "backward")
     trial.case = replace(CASE, **changed)
     assert not is_plainly_wrong(finding, trial)
 
@@ -131,12 +124,9 @@ def packed_in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 
 def test_a_design_explains_calls_with_sequences_of_different_lengths() -> None:
-    kernel = load(f"{Path(__file__)}:packed_in_tf32", ["ragged=packed"])
-    case, law = Case(seqlen_q=20, seqlen_k=30, ragged="packed", seed=3), law_named("ragged")
-    trial = Trial(kernel, case, "cpu", SAFETY)
-    with pytest.raises(LawBroken) as failed:
-        law(trial)
-    told = with_explanations(failed.value.finding, trial, law, ALL_DESIGNS)
+    case = Case(seqlen_q=20, seqlen_k=30, ragged="packed", seed=3)
+    finding, trial = broken(f"{__file__}:packed_in_tf32", case, "ragged", ("ragged=packed",))
+    told = with_explanations(finding, trial, law_named("ragged"), ALL_DESIGNS)
     assert "precision=tf32" in told.explained_by
 
 
@@ -158,11 +148,9 @@ def test_float32_products_of_triton_are_in_tf32_unless_ieee_is_asked_for(
     path = tmp_path / "kernel.py"
     path.write_text(Path(triton_toys.__file__).read_text().replace("MENDED = False", "MENDED = True"))
     case = Case(heads_kv=2, seqlen_q=40, seqlen_k=40, head_dim=16, dtype="float32")
-    trial = Trial(load(f"{path}:attention", claims), case, "cpu", SAFETY)
     if claims:
-        law_named("forward")(trial)
+        law_named("forward")(Trial(load(f"{path}:attention", claims), case, "cpu", SAFETY))
         return
-    with pytest.raises(LawBroken) as failed:
-        law_named("forward")(trial)
-    explained = with_explanations(failed.value.finding, trial, law_named("forward"), ALL_DESIGNS).explained_by
+    finding, trial = broken(f"{path}:attention", case, "forward")
+    explained = with_explanations(finding, trial, law_named("forward"), ALL_DESIGNS).explained_by
     assert "precision=tf32" in explained

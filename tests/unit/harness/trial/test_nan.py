@@ -16,18 +16,17 @@ from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.law import law_named
-from tests.harness.trial.trial import LawBroken, Trial
+from tests.harness.trial.trial import Trial
 from tests.harness.verdict import Finding
 from tests.unit.support import nan_toys
 from tests.unit.support.nan_toys import CASE, NAN
+from tests.unit.support.running import broken
 
 NAN_TOYS = Path(nan_toys.__file__)
 
 
 def finding_in(function: str, case: Case) -> Finding:
-    with pytest.raises(LawBroken) as broken:
-        law_named("special")(Trial(load(f"{NAN_TOYS}:{function}"), case, "cpu", SAFETY))
-    return broken.value.finding
+    return broken(f"{NAN_TOYS}:{function}", case, "special")[0]
 
 
 @pytest.mark.parametrize(
