@@ -1,4 +1,4 @@
-"""What adapters of public kernels share: their claims, and calls of another framework's functions by DLPack."""
+"""What adapters of public kernels share: claims, calls of other frameworks' functions by DLPack, packed sequences."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.adapters.known_failures import PREFILLS
 from kernels.adapters.pytorch.sdpa import FLASH
-from kernels.contract import Launch
+from kernels.contract import AttentionKernel, Launch
 from kernels.contract.parsing import PLAIN_FUNCTION, plain_function_designs
 from reference.family import Family
 
@@ -101,3 +102,25 @@ def packed(
     lengths = (q.shape[2], k.shape[2])
     starts = (torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device) * n for n in lengths)
     return rows, (*starts, *lengths)
+
+
+def prefill(name: str, attend: Callable[..., object], scale: str) -> AttentionKernel:
+    """Return the kernel of a ``context_attention_fwd``, of which several servers of language models have one each.
+
+    Args:
+        name: the kernel's name.
+        attend: the function, which writes its result to its fourth argument.
+        scale: the keyword by which it takes ``sm_scale``.
+    """
+
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, **sequences: Any
+    ) -> tuple[Tensor, None]:
+        rows, (starts, _, longest, _) = packed(q, k, v, **sequences)
+        out = torch.empty_like(rows[0])
+        attend(*rows, out, starts[:-1], starts.diff(), longest, causal, **{scale: sm_scale})
+        return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
+
+    # "q, k, v: [b * s, head, head_dim]", of which one tensor of lengths and one of starts tell.
+    claims = replace(CLAIMS, unequal_lengths=False, ragged=("packed",), backward=False)
+    return AttentionKernel(name=name, forward=forward, known_failures=PREFILLS, capabilities=claims)
