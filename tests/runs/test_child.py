@@ -45,6 +45,14 @@ class TestChild:
         assert 0 < subject.tally.worst < 1
         assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
 
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device that hangs is a GPU")
+    def test_a_process_whose_device_hangs_is_ended(self) -> None:
+        program = (
+            "import torch; from tests.harness.device.sync import wait_for_device; "
+            "torch.cuda._sleep(1 << 36); wait_for_device('cuda', seconds=0.5)"
+        )
+        assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == OVERRAN
+
     def test_a_child_whose_device_no_longer_answers_is_replaced(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from tests.harness.law import law_named
 from tests.harness.trial.problem import Call
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import eight_bit_inputs as panel
-from tests.panel import planted_eight_bit_inputs
-from tests.unit.support.running import exit_status, mended, script_of
+from tests.unit.support import eight_bit_toys
 
 LAW = law_named("eight_bits")
 SIZES: dict[str, Any] = {"batch": 2, "heads_kv": 2, "group": 2, "seqlen_q": 5, "seqlen_k": 70, "head_dim": 24}
@@ -100,20 +98,6 @@ def test_tensors_that_may_overflow_are_left_as_they_are(
     assert (call.problem.q.dtype == torch.bfloat16) is is_left
 
 
-def overwriting(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """A sound answer, after which k is 0."""
-    found = panel.dequantised(q, k, v, **options)
-    if "k_scale" in options:
-        k.zero_()
-    return found
-
-
-def of_the_dtype_of_q(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """A sound answer, but for the dtype of out."""
-    out, lse = panel.dequantised(q, k, v, **options)
-    return out.to(q.dtype), lse
-
-
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -122,7 +106,7 @@ def of_the_dtype_of_q(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     ],
 )
 def test_what_breaks_the_contract_is_found(name: str, told: str) -> None:
-    trial = Trial(load(f"{__file__}:{name}", panel.OF_INPUTS), CASE, "cpu", SAFETY)
+    trial = Trial(load(f"{eight_bit_toys.__file__}:{name}", panel.OF_INPUTS), CASE, "cpu", SAFETY)
     with pytest.raises(LawBroken, match=told):
         LAW(trial)
 
@@ -245,18 +229,3 @@ def test_products_of_a_subnormal_number_hide_bits_of_others() -> None:
         error = (found - e.scores[0, 0]).abs()
         within.append(bool((error <= base.score_accumulation(64) * e.score_size[0, 0]).all()))
     assert within == [False, True]
-
-
-def test_a_script_passes_8_bit_numbers_and_exits_with_0_once_scales_are_right(tmp_path: Path) -> None:
-    bug = next(bug for bug in planted_eight_bit_inputs.PLANTED if bug.name.endswith("__scale_of_head_0"))
-    spec = f"tests.panel.planted_eight_bit_inputs:{bug.name}"
-    path = script_of(spec, panel.OF_INPUTS, LAW.name, CASE, tmp_path)
-    assert "window(torch.float8_e4m3fn, " in path.read_text()
-    assert exit_status(path, tmp_path) == 1
-    assert exit_status(mended(path, spec, f"tests.panel.eight_bit_inputs:{bug.function}"), tmp_path) == 0
-
-
-@pytest.mark.parametrize("name", ["overwriting", "of_the_dtype_of_q"])
-def test_a_script_shows_what_breaks_the_contract(name: str, tmp_path: Path) -> None:
-    path = script_of(f"{__file__}:{name}", panel.OF_INPUTS, LAW.name, CASE, tmp_path)
-    assert exit_status(path, tmp_path) == 1

@@ -1,9 +1,6 @@
 """A cache in pages holds the keys of each sequence, and what no sequence has can be told from them."""
 
 import random
-import re
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ import torch
 from strategies.case import Case
 from strategies.layouts import are_first_columns
 from strategies.pages import Pages, in_pages, one_page_each
-from tests.unit.support.running import exit_status, mended, script_of
 
 LENGTHS = (0, 17, 32, 40)
 PAGE_SIZE = 16
@@ -61,25 +57,3 @@ def test_values_that_are_the_first_columns_of_keys_are_so_in_pages() -> None:
         assert are_first_columns(pages.v, pages.k)
         assert pages.v.shape == (*pages.k.shape[:3], 3)
     assert not are_first_columns(*(getattr(one_page_each(k, v.clone()), name) for name in "vk"))
-
-
-def test_a_script_has_the_table_with_its_rows_apart(tmp_path: Path) -> None:
-    spec = "tests.panel.planted_pages:ragged__rows_of_the_table_adjacent"
-    path = script_of(spec, ("ragged=paged",), "ragged", replace(CASE, ragged="paged"), tmp_path)
-    assert re.search(r"block_table=torch.tensor\(.*\).as_strided\(\(3, \d\), \(\d, 1\)\)", path.read_text())
-    assert exit_status(path, tmp_path) == 1
-
-
-def test_a_script_of_new_keys_exits_with_0_once_the_cache_is_right(tmp_path: Path) -> None:
-    spec = "tests.panel.planted_appended:ragged__one_row_cleared_behind"
-    path = script_of(spec, ("ragged=append",), "ragged", replace(CASE, ragged="append"), tmp_path)
-    assert exit_status(path, tmp_path) == 1
-    assert exit_status(mended(path, spec, "tests.panel.appended:in_a_cache"), tmp_path) == 0
-
-
-def test_a_script_has_the_numbers_of_documents(tmp_path: Path) -> None:
-    spec = "tests.panel.planted_documents:ragged__documents_of_the_first_element"
-    path = script_of(spec, ("ragged=document",), "ragged", replace(CASE, ragged="document"), tmp_path)
-    assert "document_ids=torch.tensor(" in path.read_text()
-    assert exit_status(path, tmp_path) == 1
-    assert exit_status(mended(path, spec, "tests.panel.documents:eager"), tmp_path) == 0

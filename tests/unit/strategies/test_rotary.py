@@ -3,8 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import rotated as panel
 from tests.unit.support.bugs import CASE, CLAIMS, bug, causal, runner
-from tests.unit.support.running import exit_status, mended, script_of
 
 CPU = torch.device("cpu")
 SEEDS = range(20)
@@ -121,24 +118,6 @@ def test_more_queries_than_keys_are_cut_unless_masks_are_aligned_top_left() -> N
     with pytest.raises(LawBroken):  # it has its queries by the bottom-right corner
         law_named("rotary")(trial)
     assert trial.calls[0].problem.q.shape[2] == 5
-
-
-@pytest.mark.parametrize(
-    ("name", "function", "law", "fields"),
-    [
-        ("dq_not_rotated_back", "fused", "rotary", {}),
-        ("q_rotated_in_place", "fused", "rotary", {}),
-        ("new_keys_not_rotated", "appended", "ragged", {"ragged": "append"}),
-    ],
-)
-def test_a_script_exits_with_0_once_the_rotation_is_right(
-    name: str, function: str, law: str, fields: dict[str, Any], tmp_path: Path
-) -> None:
-    case = Case(seqlen_q=4, seqlen_k=9, dtype="float16", rotary="halves", **fields)
-    spec, claims = f"tests.panel.planted_rotated:rotary__{name}", ("rotary=all", "ragged=paged,append")
-    path = script_of(spec, claims if fields else claims[:1], law, case, tmp_path)
-    assert exit_status(path, tmp_path) == 1
-    assert exit_status(mended(path, spec, f"tests.panel.rotated:{function}"), tmp_path) == 0
 
 
 def test_a_bug_of_tables_explains_nothing_that_other_laws_find() -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,6 @@ import triton
 from kernels.registry import module_of
 from strategies.case import Case
 from tests.harness.run import Run
-from tests.harness.running.exits import exit_status
 from tests.harness.verdict import Verdict
 from tests.harness.worker.main import Worker
 from tests.harness.worker.repro import uses_triton
@@ -61,22 +59,6 @@ def test_a_plain_kernel_in_bfloat16_is_right_but_for_its_bug(monkeypatch: pytest
     assert verdict.finding.index[2] == 0
     monkeypatch.setattr(module_of(spec), "MENDED", True)
     assert verdict_of(spec).status == "held"
-
-
-def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
-    toys = tmp_path / "toys.py"
-    toys.write_text(TOYS.read_text())
-    finding = verdict_of(f"{toys}:attention").finding
-    assert finding is not None
-    run = Run(f"{toys}:attention", (), "forward", CASE)
-    request = run.request("repro", finding=asdict(finding), title="", seconds=60.0)
-    text = Worker("cpu").do_repro(request)["text"]
-    assert "from tests" not in text
-    assert exit_status(text, 60.0) == 1
-    toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
-    assert exit_status(text, 60.0) == 0
-    # Without the repair, bit patterns are multiplied.
-    assert exit_status(text.replace("\nrepair()\n", "\n"), 60.0) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.law import law_named
 from tests.harness.trial.trial import Trial
-from tests.panel import latent, planted_latent
-from tests.panel.planted import Planted
-from tests.unit.support.running import exit_status, mended, script_of
+from tests.panel import latent
 
 EAGER, TILED = (("tests.panel.latent:eager", latent.CLAIMS), ("tests.panel.latent:tiled", latent.SERVED))
 OF_ONE = ("tests.panel.latent:of_one_buffer", latent.ONE_BUFFER)
@@ -105,24 +102,3 @@ def test_a_backward_is_asked_for_the_gradients_of_two_arguments() -> None:
     for name in ("dk", "dv"):
         assert (given[0][name] - given[1][name]).abs().max() < 1e-5
     assert (given[0]["dk"] - given[0]["dv"]).abs().max() > 0.1
-
-
-SCRIPTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "v_in_k__last_columns": ("forward", {}),
-    "v_in_k__values_behind_the_end": ("ragged", {"ragged": "append"}),
-}
-"""Planted bugs whose scripts are run, with the law that finds each and fields of a case that shows it."""
-
-
-@pytest.mark.parametrize(
-    "bug", [x for x in planted_latent.PLANTED if x.name in SCRIPTED], ids=lambda bug: bug.name
-)
-def test_a_script_builds_v_from_k_and_exits_with_0_once_the_kernel_is_right(
-    bug: Planted, tmp_path: Path
-) -> None:
-    spec, (law, fields) = f"tests.panel.planted_latent:{bug.name}", SCRIPTED[bug.name]
-    claims = latent.CLAIMS if bug.function == "eager" else latent.SERVED
-    path = script_of(spec, claims, law, replace(CASE, **fields), tmp_path)
-    assert "v0 = k0[..., :" in path.read_text()
-    assert exit_status(path, tmp_path) == 1
-    assert exit_status(mended(path, spec, f"tests.panel.latent:{bug.function}"), tmp_path) == 0

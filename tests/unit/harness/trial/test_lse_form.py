@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.harness.bugs.offers import IN_BASE_2, OF_NO_KEYS, ROWS_FIRST, other_a
 from tests.harness.law import law_named
 from tests.harness.trial.outputs import in_claimed_form, in_contract_form, shape_of_lse
 from tests.harness.trial.trial import LawBroken, Trial
-from tests.unit.support.running import exit_status, mended, script_of
 from tests.unit.support.toys import sound
 
 CASE = Case(batch=2, heads_kv=3, seqlen_q=70, seqlen_k=66, causal=True)
@@ -85,25 +83,6 @@ def test_laws_hold_in_the_form_that_is_claimed(form: tuple[str, str, str], law: 
 def test_another_form_than_the_claimed_one_is_wrong(form: tuple[str, str, str]) -> None:
     assert found_by("forward", kernel_of(form, PLAIN_FUNCTION)) == "lse"
     assert found_by("forward", kernel_of(FORMS[0], claims_of(form))) == "lse"
-
-
-def infinite(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
-    """Return an lse of +inf for rows that see no key."""
-    out, lse = sound(q, k, v, **options)
-    return out, lse.masked_fill(lse.isneginf(), math.inf)
-
-
-def infinite_but_in_the_last_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
-    """Return an lse of +inf for rows that see no key, and in the last head one of -inf."""
-    (out, lse), (_, other) = (f(q, k, v, **options) for f in (infinite, sound))
-    return out, torch.cat([lse[:, :-1], other[:, -1:]], 1)
-
-
-def test_a_script_tells_the_lse_of_rows_that_see_no_key(tmp_path: Path) -> None:
-    planted, mend = (f"{Path(__file__)}:{name}" for name in ("infinite_but_in_the_last_head", "infinite"))
-    path = script_of(planted, ("lse_of_no_keys=inf",), "forward", CASE, tmp_path)
-    assert exit_status(path, tmp_path) == 1
-    assert exit_status(mended(path, planted, mend), tmp_path) == 0
 
 
 def test_the_bound_of_base_2_is_wider_by_one_conversion() -> None:
