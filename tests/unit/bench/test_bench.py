@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from tests.bench.__main__ import Bench, main, options, seconds_left
 from tests.bench.clocks import Clocks, extremes
 from tests.bench.files import write
 from tests.bench.measuring import compile_ahead, time_all
-from tests.bench.processes import CONTEXT, gather
+from tests.bench.processes import CONTEXT
 from tests.bench.providers import OTHERS, in_order, ours, through_autograd
 from tests.bench.roofline import Ceiling
 from tests.bench.shapes import QUICK, Shape, shapes
@@ -318,46 +316,6 @@ class TestFiles:
     def test_one_length_has_no_plot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files, "_plot", lambda *_: pytest.fail("drawn"))
         write(tmp_path, {"device": "none"}, CEILING, [timed("flash_v2", 1.0)])
-
-
-def two_then_silence(number: int) -> Iterator[int]:
-    yield number
-    yield number + 1
-    # This stands for a call that hangs. ``gather`` kills the process when its time is up.
-    time.sleep(3600)
-
-
-def one_then_a_crash() -> Iterator[int]:
-    yield 7
-    os._exit(1)
-
-
-class TestProcesses:
-    def test_what_all_of_them_make_is_gathered(self) -> None:
-        assert sorted(gather([partial(range, 3), partial(range, 10, 12)], lambda: math.inf)) == [
-            0,
-            1,
-            2,
-            10,
-            11,
-        ]
-
-    def test_one_that_crashes_leaves_the_others_alone(self) -> None:
-        parts: list[Callable[[], Iterable[int]]] = [one_then_a_crash, partial(range, 2)]
-        assert sorted(gather(parts, lambda: math.inf)) == [0, 1, 7]
-
-    def test_one_that_never_ends_is_killed_when_the_time_is_up(self) -> None:
-        made: list[int] = []
-        processes: list[Any] = []
-
-        def left() -> float:
-            processes[:] = CONTEXT.active_children()
-            return 0.0 if len(made) == 2 else 3600.0
-
-        for each in gather([partial(two_then_silence, 4)], left):
-            made.append(each)
-        assert made == [4, 5]
-        assert [process.exitcode for process in processes] == [-9]
 
 
 class TestTheRun:
