@@ -5,6 +5,8 @@ import math
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.faults.killing import invented, kill_all, kill_one, reported, start
 from tests.harness.running.journal import unfinished_in
 
@@ -14,6 +16,7 @@ MOST_SECONDS = 120.0
 """A run of half a minute is over after so many seconds, although its workers are killed all the time."""
 
 
+@pytest.mark.nightly
 def test_the_death_of_workers_and_children_loses_no_bug_and_invents_none(tmp_path: Path) -> None:
     run = start(tmp_path, 0.5, ["corrupting"], "-n", "2")
     seen, begun = set[tuple[str, str]](), math.inf

@@ -151,7 +151,7 @@ def test_an_approximate_tanh_is_explained_by_its_claim(campaigns: Campaigns) -> 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test of planted bugs once for each of them; in a quick run, for a sample."""
     if "planted" in metafunc.fixturenames:
-        metafunc.parametrize("planted", [*[*PLANTED][:: SAMPLE if is_quick() else 1], *COMBINED])
+        metafunc.parametrize("planted", [*PLANTED, *COMBINED][:: SAMPLE if is_quick() else 1])
 
 
 def test_a_planted_bug_is_found(planted: str, campaigns: Campaigns) -> None:

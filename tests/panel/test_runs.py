@@ -27,6 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("member", [pytest.param(x, id=x.name) for x in members()])
 
 
+@pytest.mark.nightly
 def test_a_run_tells_the_claim_and_no_bug(member: Member, tmp_path: Path) -> None:
     chosen = f"({LAWS}) and not bfloat16"
     arguments = ("--kernel", member.spec, "-k", chosen, "--examples", "20", "--hypothesis-seed", "3")

@@ -43,7 +43,14 @@ def test_a_kernel_that_is_interpreted_ends_its_process_at_the_fence(monkeypatch:
 
 @pytest.mark.usefixtures("without_ordinary_crashes")
 @pytest.mark.parametrize(
-    "name", ["hidden_by_where", "before_the_beginning", "stored_past_the_end", "wrong_stride"]
+    "name",
+    [
+        "stored_past_the_end",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("hidden_by_where", "before_the_beginning", "wrong_stride")
+        ),
+    ],
 )
 def test_a_script_exits_1_until_the_kernel_is_mended(
     name: str, subject_of: SubjectOf, tmp_path: Path

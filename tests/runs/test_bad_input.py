@@ -355,6 +355,7 @@ class TestCommandLine:
         assert re.fullmatch(f"ERROR: kernel '{name}': {line}", printed), printed
         assert not (tmp_path / "reports").exists()
 
+    @pytest.mark.nightly
     def test_what_answers_too_little_is_status_1_and_one_line_for_each_kernel(self, tmp_path: Path) -> None:
         names = ("without_bfloat16", "without_memory", "without_gradients", "refusing_all")
         files = dict.fromkeys(names, STRANGERS) | {"refusing_all": TOYS}

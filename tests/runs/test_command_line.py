@@ -101,6 +101,7 @@ class TestCommandLine:
         )
         assert (folder / "case.json").exists()
 
+    @pytest.mark.nightly
     def test_a_run_by_the_clock_tries_everything_and_ends(self, tmp_path: Path) -> None:
         laws = "(test_forward or test_exact) and float32"
         kernels = [f"--kernel={TOYS}:sound", f"--kernel={TOYS}:wrong", "-k", laws]
@@ -125,6 +126,7 @@ class TestCommandLine:
         undrawn = sum(row["undrawn"] for row in rows)
         assert f"not drawn, the time was up: {undrawn} cases (toys.sound {undrawn})" in run.stdout
 
+    @pytest.mark.nightly
     def test_every_case_of_a_corpus_is_run(self, tmp_path: Path) -> None:
         spec = f"{TOYS}:raising_on_one_key"
         (tmp_path / "cases").mkdir()
@@ -140,6 +142,7 @@ class TestCommandLine:
         matters = {bug["tensor"]: bug["matters"] for bug in summary_in(tmp_path)["bugs"]}
         assert matters == {"out": ["seqlen_q"], "": ["seqlen_q", "seqlen_k"]}
 
+    @pytest.mark.nightly
     def test_three_bugs_are_three_reports(self, tmp_path: Path) -> None:
         """Each of three bugs has one report, although it breaks several laws, dtypes and tensors."""
         options = ["--kernel", f"{SEVERAL}:three", "--examples=20", "-n2", "--shrink-seconds=20"]
@@ -158,6 +161,7 @@ class TestCommandLine:
         broken = [row for row in summary["results"] if row["verdict"] == "broken"]
         assert all(row["reports"] for row in broken)
 
+    @pytest.mark.nightly
     def test_the_claim_that_would_be_true_is_offered(self, tmp_path: Path) -> None:
         options = ["--kernel", f"{SEVERAL}:top_left", "--examples=10", "-k", "forward and float32"]
         text = pytest_run(

@@ -294,6 +294,7 @@ class TestRuns:
         subject.uphold_near(law)
         assert subject.changed == []
 
+    @pytest.mark.nightly
     def test_the_nearest_case_of_one_run_is_the_first_of_the_next(self, tmp_path: Path) -> None:
         options = ["--kernel", f"{TOYS}:sound", "--database=kept", "-k", "test_forward and float32"]
         pytest_run(tmp_path, *options, "--examples=30")

@@ -68,6 +68,7 @@ def doubled_dk_in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     return tf32_of_converted(q, _Doubled.apply(k), v, **options)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("unscripted")
 def test_a_bug_of_gradients_is_told_beside_a_less_precise_forward(subject_of: SubjectOf) -> None:
     subject = subject_of("doubled_dk_in_tf32", Path(__file__))

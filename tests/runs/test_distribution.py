@@ -253,6 +253,7 @@ class TestWheel:
     def test_a_sound_kernel_holds_by_the_path_of_its_file(self, site: Path, user: Path) -> None:
         verify(site, user, "kernels/mine.py:sound")
 
+    @pytest.mark.nightly
     def test_an_unknown_spec_is_a_usage_error(self, site: Path, user: Path) -> None:
         result = verify(site, user, "kernels.absent:attention", pytest.ExitCode.USAGE_ERROR)
         assert "ERROR: kernel 'kernels.absent:attention': no module 'kernels.absent'" in result.stderr
@@ -262,6 +263,7 @@ class TestWheel:
         result = run(site, user, "-m", "pytest", "-p", "no:hypothesispytest")
         assert "1 passed" in result.stdout
 
+    @pytest.mark.nightly
     def test_pytest_runs_ours_by_the_name_of_their_package(self, site: Path, user: Path) -> None:
         (user / "conftest.py").unlink()
         (user / "pytest.ini").unlink()

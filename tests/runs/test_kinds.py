@@ -29,7 +29,7 @@ def of_one_bug(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor,
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
-        ("of_two_bugs", {"ragged cache", "ragged paged"}),
+        pytest.param("of_two_bugs", {"ragged cache", "ragged paged"}, marks=pytest.mark.nightly),
         ("of_one_bug", {"ragged cache or paged"}),
     ],
 )

@@ -142,6 +142,7 @@ def test_a_run_that_is_cut_short_tells_what_it_left_out(tmp_path: Path, stop: st
     assert is_told == (status == pytest.ExitCode.INTERRUPTED)
 
 
+@pytest.mark.nightly
 def test_a_run_that_ends_with_the_first_failure_tells_what_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text(
         "def f(q, k, v, *, causal, sm_scale):\n    raise RuntimeError('planted')\n"

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.harness.report.page import PAGE
 from tests.harness.run import Run
 from tests.unit.support.reports import Page, bug, summary
@@ -32,6 +34,7 @@ def test_a_run_compares_itself_with_the_one_before_and_goes_on_without_its_page(
     assert f"page: reports/{PAGE}, not written: Is a directory\n" in pytest_run(tmp_path, *run).stdout
 
 
+@pytest.mark.nightly
 def test_a_replay_leaves_the_page_of_the_night(tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(json.dumps(Run(f"{TOYS}:sound", (), "forward", CASE).to_dict()))
     assert "page:" not in pytest_run(tmp_path, "--replay", "case.json").stdout

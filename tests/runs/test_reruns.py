@@ -134,6 +134,7 @@ class TestAfterOtherCalls:
         assert [(need.name, need.holds) for need in other.needs if need.is_telling] == [("causal", (True,))]
         child.close()
 
+    @pytest.mark.nightly
     def test_what_earlier_calls_leave_misleads_no_search_for_a_smaller_case(
         self, subject_of: SubjectOf
     ) -> None:

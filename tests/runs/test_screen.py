@@ -8,7 +8,7 @@ import pytest
 from tests.unit.support.running import TOYS, pytest_run
 
 
-@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("verbose", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_pytest_shows_the_failures_that_the_screen_does_not_repeat(tmp_path: Path, verbose: bool) -> None:
     own = tmp_path / "test_own.py"
     own.write_text("def test_own():\n    assert 1 == 2\n")

@@ -122,6 +122,7 @@ def test_a_tool_that_fails_is_told_once_and_not_used_again(
     assert not subject.known.bugs
 
 
+@pytest.mark.nightly
 def test_a_program_is_run_under_the_tool(
     subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
