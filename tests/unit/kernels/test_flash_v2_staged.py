@@ -14,9 +14,13 @@ from tests.unit.support.calling import make
 @pytest.mark.parametrize(
     ("tensors", "launch", "message"),
     [
-        (make(127, 128), {}, "q: got seqlen_q 127, expected a multiple of 64, the rows"),
-        (make(64, 64), {"block_m": 128}, "q: got seqlen_q 64, expected a multiple of 128, the rows"),
-        (make(128, 96), {}, "k: got seqlen_k 96, expected a multiple of 64, the rows"),
+        (make(127, 128, dtype=torch.float16), {}, "q: got seqlen_q 127, expected a multiple of 64, the rows"),
+        (
+            make(64, 64, dtype=torch.float16),
+            {"block_m": 128},
+            "q: got seqlen_q 64, expected a multiple of 128, the rows",
+        ),
+        (make(128, 96, dtype=torch.float16), {}, "k: got seqlen_k 96, expected a multiple of 64, the rows"),
         (make(128, 256), {"causal": True}, "k: got seqlen_k 256, expected q's 128 under a causal mask"),
         (make(128, 128, 24), {}, r"q: got head_dim 24, expected one of \(16, 32, 64, 128, 256\)"),
     ],

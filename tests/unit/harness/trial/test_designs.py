@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from kernels.registry import load
@@ -140,6 +141,7 @@ def test_rivals_are_not_asked_about_calls_with_arguments_of_a_law() -> None:
     assert likeliest_of(trial, claims, finding) == claims
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs a Triton kernel in this process, without a GPU")
 @pytest.mark.parametrize("claims", [(), ("precision=tf32",)], ids=["unclaimed", "claimed"])
 def test_float32_products_of_triton_are_in_tf32_unless_ieee_is_asked_for(
     claims: tuple[str, ...], tmp_path: Path
