@@ -297,7 +297,10 @@ def clamp(w: Writer) -> None:
     low, high = w.pick(-2.0, 0.5, -1.5), w.pick(1.0, 2.5, 3.0)
     nan = ", propagate_nan=tl.PropagateNan.ALL" if w.chance(0.3) else ""
     span = Span(low, high, False, value.span.finite or not nan)
-    w.define(f"tl.clamp({value.text}, {low}, {high}{nan})", value.dtype, value.shape, span)
+    # Triton 3.6 returns float32 for a clamped tensor of float16.
+    w.define(
+        f"tl.clamp({value.text}, {low}, {high}{nan}).to(tl.{value.dtype})", value.dtype, value.shape, span
+    )
 
 
 def multiply_high(w: Writer) -> None:
