@@ -110,9 +110,9 @@ def test_what_is_asked_twice_of_a_failure_is_run_once(
         return in_time(law, case, **options)
 
     monkeypatch.setattr(runs, "in_time", counted)
-    found = [runs.hard("forward", CASE), runs.hard("forward", CASE), runs.wrong("forward", CASE)]
+    found = [runs.judged("forward", CASE), runs.judged("forward", CASE), runs.judged_raw("forward", CASE)]
     assert found[0] == found[1]
     assert len(ran) == 2  # of which one looks for no design
     runs.forget()
-    assert runs.hard("forward", CASE) == found[0]
+    assert runs.judged("forward", CASE) == found[0]
     assert len(ran) == 3

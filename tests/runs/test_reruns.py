@@ -99,7 +99,7 @@ class TestIntermittent:
     @pytest.mark.usefixtures("unscripted")
     def test_a_replay_repeats_the_case_until_it_fails(self, subject_of: SubjectOf) -> None:
         again = subject_of("racing")
-        while again.runs.hard("forward", CASE) is None:
+        while again.runs.judged("forward", CASE) is None:
             again.runs.forget()  # in the end the next call is right
         again.replay = Run(again.info.spec, (), "forward", CASE, repeats=REPEATS)
         again.check(law_named("forward"), CASE)

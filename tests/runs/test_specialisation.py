@@ -45,7 +45,7 @@ def test_only_what_shows_as_compiled_for_any_values_too_is_asked_so(
     runs = general(subject_of("wrong").runs, monkeypatch)
     with runs.asked_of_general("forward", CASE, finding, frozenset()):
         assert runs.compiling.is_general == is_asked
-        assert runs.hard("forward", CASE) is not None
+        assert runs.judged("forward", CASE) is not None
     assert not runs.compiling.is_general
 
 

@@ -273,7 +273,7 @@ class TestSubject:
     ) -> None:
         subject = subject_of("KNOWN_FOR_ONE_QUERY")
         two_rows = replace(CASE, seqlen_q=2, seed=1)  # is compared with a call for its last row
-        assert subject.runs.hard("composition", two_rows) is not None
+        assert subject.runs.judged("composition", two_rows) is not None
         subject.check(law_named("composition"), two_rows)
         assert not subject.known.seen
 

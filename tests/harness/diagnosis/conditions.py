@@ -402,7 +402,7 @@ class ConditionSearch:
         for case in cases:
             spend()
             ignored = self.failure.ignored | {self.failure.finding.tensor}
-            finding = self.runs.hard(law, case, ignored, self.known_as, SHRINKING_SAFETY)
+            finding = self.runs.judged(law, case, ignored, self.known_as, SHRINKING_SAFETY)
             found |= wrong_tensors(finding) if finding else set()
         return found
 
@@ -425,7 +425,7 @@ class ConditionSearch:
         """Return the relative error of a tensor in a case, or infinity if none is reported for this tensor alone."""
         spend()
         ignored = frozenset({*OUTPUTS} - {tensor})
-        finding = self.runs.wrong(law, case, ignored, SHRINKING_SAFETY, self.known_as)
+        finding = self.runs.judged_raw(law, case, ignored, SHRINKING_SAFETY, self.known_as)
         return math.inf if finding is None or finding.relative is None else float(finding.relative)
 
     def kindred(self, wrong: set[str]) -> set[str]:
@@ -444,7 +444,7 @@ class ConditionSearch:
         if (law, case) not in self.judged:
             spend()
             asked = law, case, self.failure.ignored, SHRINKING_SAFETY, self.known_as
-            self.judged[law, case] = self.runs.wrong(*asked)
+            self.judged[law, case] = self.runs.judged_raw(*asked)
         return self.judged[law, case]
 
 

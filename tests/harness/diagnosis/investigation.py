@@ -24,7 +24,7 @@ from tests.harness.bugs.failure import (
     Field,
     headline,
 )
-from tests.harness.bugs.offers import excluding, offered
+from tests.harness.bugs.suggested_claims import excluding, offered
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import COUNTS, ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
@@ -167,7 +167,7 @@ class Investigation:
         """Whether the conditions of the drawn case show that a known bug has a further symptom here."""
         bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
         spend = self.beside_shrinking(NEEDS_SECONDS)
-        asked = self.runs.asked(is_precise=not self.known.precision.claims)
+        asked = self.runs.oracle(is_precise=not self.known.precision.claims)
 
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
             spend()
@@ -222,7 +222,7 @@ class Investigation:
     def found(self, case: Case) -> Finding | None:
         """Run the failure's law on a case, and return the finding, whatever bug causes it; it is remembered."""
         f, designs = self.failure, ALL_DESIGNS if self.known.precision.common else ONE_DESIGN
-        run = partial(self.runs.hard, safety=SHRINKING_SAFETY, explained=True, designs=designs)
+        run = partial(self.runs.judged, safety=SHRINKING_SAFETY, explained=True, designs=designs)
         self.answers[f.law, case] = finding = self.counted(run(f.law, case, f.ignored))
         return finding
 
@@ -253,7 +253,7 @@ class Investigation:
         suspects = [bug for bug in self.others() if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
             return finding
-        run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
+        run = partial(self.runs.judged, safety=SHRINKING_SAFETY)
         broken = FailingExample(self.failure.law, case, finding, self.failure.ignored)
         rest = explain_by_known_bugs(broken, suspects, run, self.runs.claims_of(self.failure.law)).rest
         return finding if rest is not None and rest.finding == finding else None

@@ -36,7 +36,7 @@ def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -
         for case in ordinary_cases(runs.info.capabilities, dtype, runs.device_type):
             if (law, case) not in runs.ordinary:
                 spend()
-                found = runs.hard(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
+                found = runs.judged(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
                 runs.ordinary[law, case] = found
     return [(case, finding) for (of_law, case), finding in runs.ordinary.items() if of_law == law]
 
@@ -65,7 +65,7 @@ def with_contrast(
 
     def fails(case: Case) -> bool:
         spend()
-        found = search.runs.hard(f.law, case, f.ignored, explained=True, designs=ALL_DESIGNS)
+        found = search.runs.judged(f.law, case, f.ignored, explained=True, designs=ALL_DESIGNS)
         return is_not_cured(mine, counted(found))
 
     with suppress(BudgetSpent):

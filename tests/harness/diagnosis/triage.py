@@ -115,7 +115,7 @@ class Triage:
             if self.known.ledger.is_busy(self.known.kernel, broken.finding.part):
                 self.waiting.append(broken)
             else:
-                self.sort(broken)
+                self.attribute(broken)
         self.others_wait = False
         self.waiting = [*self.waiting, *waiting]
 
@@ -158,13 +158,13 @@ class Triage:
             if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
                 self.waiting.remove(broken)
                 self.others_wait = True
-                self.sort(broken, patient=False)
+                self.attribute(broken, patient=False)
         for broken in self.late:
             self.runs.journal.keep(self._record(broken))
         self.runs.tally.unsorted += len(self.waiting) + len(self.late)
         self.waiting, self.late = [], []
 
-    def sort(self, broken: FailingExample, *, patient: bool = True) -> None:
+    def attribute(self, broken: FailingExample, *, patient: bool = True) -> None:
         """Count a failure for the known bugs that explain it. A rest of it is investigated as a new bug, or waits.
 
         Until that is done the journal keeps the failure, so that it is not lost if this process is killed.
@@ -308,10 +308,10 @@ class Triage:
     def _asked_about(self, finding: Finding, *, explained: bool) -> Try:
         """Return the function that runs a law on other cases, to answer questions about a finding.
 
-        ``explained`` is that of ``Runs.asked``.
+        ``explained`` is that of ``Runs.oracle``.
         """
         is_precise = not (finding.explained_by or self.known.precision.claims)
-        return self.runs.asked(is_precise=is_precise, explained=explained)
+        return self.runs.oracle(is_precise=is_precise, explained=explained)
 
     def _investigate(self, drawn: FailingExample, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains, and keep the bug.
@@ -402,7 +402,7 @@ class Triage:
 
         def fails(ran: tuple[str, Case]) -> bool:
             spend()
-            return self.runs.wrong(*ran, smallest.ignored) is not None
+            return self.runs.judged_raw(*ran, smallest.ignored) is not None
 
         self.runs.go_on_in_copies()
         with suppress(BudgetSpent):
@@ -459,7 +459,7 @@ class Triage:
         if broken.finding.explained_by:
             with suppress(OutOfTime):
                 asked = broken.law, broken.case, broken.ignored
-                finding = self.runs.hard(*asked, explained=True, designs=ALL_DESIGNS)
+                finding = self.runs.judged(*asked, explained=True, designs=ALL_DESIGNS)
                 return broken if finding is None else replace(broken, finding=finding)
         return broken
 
@@ -471,7 +471,7 @@ class Triage:
         if broken.finding.explained_by and value_of(broken.case, HUGE):
             with suppress(OutOfTime):
                 near = with_value(broken.case, HUGE, False)
-                if self.runs.hard(broken.law, near, broken.ignored, explained=True) is None:
+                if self.runs.judged(broken.law, near, broken.ignored, explained=True) is None:
                     return replace(broken, finding=replace(broken.finding, explained_by=(), likely=()))
         return broken
 
@@ -490,7 +490,7 @@ class Triage:
             return None
         law = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
         with suppress(OutOfTime):
-            finding = self.runs.hard(law, case, broken.ignored)
+            finding = self.runs.judged(law, case, broken.ignored)
             if finding is not None and finding.kind in NUMBERS:
                 return self._unexplained(FailingExample(law, case, finding, broken.ignored))
         return None
@@ -556,7 +556,7 @@ class Triage:
         told = restate_by_its_calls(broken, run, capabilities)
         if told is not broken and explain_by_known_bugs(told, known, run, capabilities).rest is None:
             return broken
-        return restate_by_forward(told, partial(self.runs.hard, explained=is_explained))
+        return restate_by_forward(told, partial(self.runs.judged, explained=is_explained))
 
     def _investigation(self, failure: Failure) -> Investigation:
         hurried = self.others_wait and self.runs.clock.left <= 0
@@ -598,7 +598,7 @@ class Triage:
         verdict = self.runs.in_time(f.law, f.case)
         if verdict.finding is None:
             return None
-        run, capabilities = self.runs.hard, self.runs.info.capabilities
+        run, capabilities = self.runs.judged, self.runs.info.capabilities
         told = restate_by_basic_law(
             FailingExample(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities
         )

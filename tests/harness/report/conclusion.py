@@ -8,7 +8,7 @@ from itertools import combinations
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
-from tests.harness.bugs.offers import OF_ANSWERS, excluding, failing_under, spoils
+from tests.harness.bugs.suggested_claims import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.clock import BudgetSpent
 from tests.harness.report.folder import shown_in
 from tests.harness.report.wording import severity, told

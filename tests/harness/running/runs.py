@@ -241,7 +241,7 @@ class Runs:
         self.compiling.is_apart = again is not None and is_in_common(finding, again)
         return self.compiling.is_apart
 
-    def hard(
+    def judged(
         self,
         law: str,
         case: Case,
@@ -261,7 +261,7 @@ class Runs:
         finding = self._outside_search(law, case, claims, **options)
         return finding if finding and (explained or not finding.explained_by) else None
 
-    def wrong(
+    def judged_raw(
         self,
         law: str,
         case: Case,
@@ -275,15 +275,15 @@ class Runs:
         """
         return self._outside_search(law, case, claims, ignored=ignored, safety=safety, designs=NO_DESIGN)
 
-    def asked(self, *, is_precise: bool, explained: bool = True) -> Try:
+    def oracle(self, *, is_precise: bool, explained: bool = True) -> Try:
         """Return what tells what is wrong in a case; with ``explained``, less precise results count as well.
 
         Of a kernel that ``is_precise`` as far as known, no design is asked whether it would explain a part of what is
         wrong. One may happen to do so, and then the rest would be all that is told.
         """
         if not is_precise:
-            return partial(self.hard, explained=explained)
-        return self.wrong if explained else partial(self.hard, designs=WHOLE_DESIGN)
+            return partial(self.judged, explained=explained)
+        return self.judged_raw if explained else partial(self.judged, designs=WHOLE_DESIGN)
 
     def _outside_search(
         self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any
@@ -323,7 +323,7 @@ class Runs:
         """
         asked = law, case, claims
         if asked not in self.statuses:
-            self.hard(law, case, claims=claims, safety=SHRINKING_SAFETY)
+            self.judged(law, case, claims=claims, safety=SHRINKING_SAFETY)
         return self.statuses.get(asked, "broken")
 
     def forget(self) -> None:

@@ -128,7 +128,7 @@ class Asking:
         """Whether the kernel answers a usual call of a kind of the claim ``ragged`` with numbers, right or wrong."""
         claims = (f"ragged={kind}", "dense=false")
         case = self.first_answered("forward", claims)
-        finding = None if case is None else self.runs.hard("forward", case, claims=claims)
+        finding = None if case is None else self.runs.judged("forward", case, claims=claims)
         return case is not None and not (finding and finding.hides_numbers)
 
     def settled(self, law: str, claims: Claims, seen: Seen) -> tuple[Claims | None, Seen]:

@@ -154,7 +154,7 @@ class Subject:
             self.triage.look_for_leak(law.name, open_case)
         else:
             broken = FailingExample(law.name, open_case, finding, ignored, tuple(verdict.sizes))
-            (self.triage.sort if self.replay is None else self.triage.report)(broken)
+            (self.triage.attribute if self.replay is None else self.triage.report)(broken)
         return verdict if open_case is case else None
 
     def _noted_verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> tuple[Verdict, Case]:

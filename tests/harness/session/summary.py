@@ -178,7 +178,7 @@ class Summary:
             beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
             capabilities = of_kernel.claims_of(f.law)
 
-            asked = of_kernel.asked(is_precise=f.kernel not in self.results.imprecise)
+            asked = of_kernel.oracle(is_precise=f.kernel not in self.results.imprecise)
 
             def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
                 spend()

@@ -11,10 +11,10 @@ from tests.harness.running.runs import Runs
 def runs_of(capabilities: Capabilities, **answers: Any) -> Any:
     """Return what stands in for ``Runs`` of a kernel with these claims that refuses nothing, with other ``answers``.
 
-    Of a kernel for which only ``hard`` is given, no design would explain what is wrong.
+    Of a kernel for which only ``judged`` is given, no design would explain what is wrong.
     """
     info = SimpleNamespace(capabilities=capabilities)
-    answers.setdefault("wrong", answers.get("hard"))
+    answers.setdefault("judged_raw", answers.get("judged"))
     runs: Any = SimpleNamespace(info=info, bugs={}, claims_of=lambda law: capabilities, **answers)
-    runs.asked = partial(Runs.asked, runs)
+    runs.oracle = partial(Runs.oracle, runs)
     return runs

@@ -317,7 +317,7 @@ class TestRoundings:
         def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
             return wrong("out", relative=1e-4) if case.dtype == "float32" else None
 
-        runs = runs_of(CLAIMS, hard=hard, clock=Clock(), device_type="cpu")
+        runs = runs_of(CLAIMS, judged=hard, clock=Clock(), device_type="cpu")
         triage = Triage(runs, known, {}, ShrinkBudget(0.0))
         known_as = triage._same_as(bug)
         known.learn()
@@ -402,7 +402,7 @@ class TestRoundings:
             found = [x for x in ("out", *(["dq"] if case.seed % 2 else [])) if x not in ignored]
             return wrong(*found, relative=relatives[found[0]]) if found else None
 
-        runs = runs_of(CLAIMS, wrong=is_wrong, device_type="cpu")
+        runs = runs_of(CLAIMS, judged_raw=is_wrong, device_type="cpu")
         search = ConditionSearch(runs, self.EVERYWHERE.failure)
         assert search.always_wrong(lambda: None) == expected
 
@@ -412,7 +412,7 @@ class TestRoundings:
         def is_wrong(law: str, case: Case, *_: Any) -> Finding | None:
             return wrong("dk", *(["out"] if case.seqlen_k > 8 else []))
 
-        runs = runs_of(CLAIMS, wrong=is_wrong, device_type="cpu")
+        runs = runs_of(CLAIMS, judged_raw=is_wrong, device_type="cpu")
         for tensor in ("out", "dk"):
             found = ConditionSearch(runs, bug(Case(seqlen_k=9), (tensor,)).failure)
             assert found.always_wrong(lambda: None) == {tensor}
@@ -442,7 +442,7 @@ class TestRoundings:
     ) -> None:
         found = {relative: wrong("out", relative=relative) for relative in (drawn, smaller)}
         case, small = Case(seqlen_q=9), Case()
-        runs: Any = SimpleNamespace(hard=lambda *_, **__: found[smaller], clock=Clock())
+        runs: Any = SimpleNamespace(judged=lambda *_, **__: found[smaller], clock=Clock())
         finding = found[drawn]
         assert finding is not None
         failure = Failure("k", (), "forward", case, kernel="k", finding=finding, environment={})
@@ -460,7 +460,7 @@ def test_a_call_that_a_law_makes_is_asked_about_every_less_precise_design(tmp_pa
     def hard(law: str, case: Case, *_: Any, designs: str = ONE_DESIGN, **options: Any) -> Finding | None:
         return found_imprecise("other=true", *(["own=true"] if designs == ALL_DESIGNS else []))
 
-    runs = runs_of(CLAIMS, hard=hard, clock=Clock())
+    runs = runs_of(CLAIMS, judged=hard, clock=Clock())
     triage = Triage(runs, known, {}, ShrinkBudget(0.0))
     assert (
         triage._unsorted(FailingExample("invariance", case, found_imprecise("own=true")), patient=True)
@@ -477,7 +477,7 @@ def test_no_design_explains_what_huge_strides_alone_show(tmp_path: Any, *, is_of
     def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
         return None if is_of_strides and case.k_layout != "huge" else found_imprecise("own=true")
 
-    runs = runs_of(CLAIMS, hard=hard, clock=Clock())
+    runs = runs_of(CLAIMS, judged=hard, clock=Clock())
     triage = Triage(runs, known, {}, ShrinkBudget(0.0))
     case = Case(seqlen_k=2, dtype="float16", k_layout="huge")
     left = triage._without_design_of_strides(FailingExample("forward", case, found_imprecise("own=true")))

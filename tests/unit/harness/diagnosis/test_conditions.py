@@ -101,7 +101,7 @@ def test_tensors_that_few_numbers_hide_are_told_by_normal_ones() -> None:
         return {"dv"} | (dropped if case.seqlen_k > 64 else set())
 
     run = runner(wrong)
-    runs = runs_of(CLAIMS, wrong=lambda law, case, ignored, *_: run(law, case, ignored))
+    runs = runs_of(CLAIMS, judged_raw=lambda law, case, ignored, *_: run(law, case, ignored))
     smallest = Case(seqlen_k=65, k_values="zeros", q_values="zeros")
     found = ConditionSearch(runs, bug(smallest, ("out",)).failure)
     assert found.tensors_of((LONG,), [smallest], lambda: None) == {"out", "dk", "dq"}

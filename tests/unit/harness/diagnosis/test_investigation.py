@@ -122,7 +122,7 @@ def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) 
     known: Any = SimpleNamespace(
         bugs={}, precision=SimpleNamespace(common=[], needed=()), write=lambda failure, script: None
     )
-    all_runs = runs_of(CLAIMS, hard=hard, forget=lambda: None, clock=Clock(), **runs)
+    all_runs = runs_of(CLAIMS, judged=hard, forget=lambda: None, clock=Clock(), **runs)
     failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})
     return Investigation(all_runs, failure, known, ShrinkBudget(60.0))
 
@@ -310,7 +310,7 @@ def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str 
     def wrong(law: str, case: Case, *options: Any) -> Finding | None:
         return WRONG_LSE if case.dtype == "float32" else other
 
-    runs = runs_of(Capabilities(), wrong=wrong, device_type="cpu")
+    runs = runs_of(Capabilities(), judged_raw=wrong, device_type="cpu")
     failure: Any = SimpleNamespace(finding=WRONG_LSE, case=Case(), law="forward", ignored=frozenset())
     needs = ConditionSearch(runs, failure).dtypes(lambda: None)
     assert [need.name for need in needs] == (["dtype"] if needed else [])

@@ -108,7 +108,7 @@ class TestDeterminism:
         """What is not the same twice is a bug of its own, also where another makes the same tensor wrong."""
         run = backward(lambda case: case.causal, alone=True)
         of_kernel: Any = SimpleNamespace(bugs=dict(enumerate(known)), precision=Imprecise(), finds=None)
-        triage = Triage(runs_of(CLAIMS, hard=run), of_kernel, {}, ShrinkBudget(0.0))
+        triage = Triage(runs_of(CLAIMS, judged=run), of_kernel, {}, ShrinkBudget(0.0))
         assert triage._by_basic_law(self.BROKEN).law == law
 
     def test_no_design_explains_a_part_unless_the_kernel_is_known_to_be_less_precise(self) -> None:
@@ -121,7 +121,7 @@ class TestDeterminism:
             def hard(*_: Any, designs: str = ONE_DESIGN, **options: Any) -> None:
                 found.append(designs)
 
-            runs = runs_of(CLAIMS, hard=hard, wrong=partial(hard, designs=NO_DESIGN))
+            runs = runs_of(CLAIMS, judged=hard, judged_raw=partial(hard, designs=NO_DESIGN))
             triage = Triage(runs, of_kernel, {}, ShrinkBudget(0.0))
             triage._asked_about(finding, explained=explained)("backward", CASE, frozenset())
             return found[0]
@@ -219,7 +219,7 @@ class TestTheEnd:
         broken = FailingExample("backward", CASE, wrong("dq"))
         runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [broken, broken])
-        monkeypatch.setattr(triage, "sort", lambda broken, *, patient: events.append("sort"))
+        monkeypatch.setattr(triage, "attribute", lambda broken, *, patient: events.append("sort"))
         triage.finish()
         assert events[:2] == ["learn", "sort"]
 
@@ -254,7 +254,7 @@ class TestTheEnd:
         known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger, bugs={})
         triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0), [of_out, of_dq, died])
         looked_at: list[FailingExample] = []
-        monkeypatch.setattr(triage, "sort", looked_at.append)
+        monkeypatch.setattr(triage, "attribute", looked_at.append)
         triage.learn()
         assert looked_at == [of_dq, died]
         assert triage.waiting == [of_out]
@@ -266,7 +266,7 @@ class TestTheEnd:
         known: Any = SimpleNamespace(learn=lambda: None, bugs={"k": bug(wrong("dq"))})
         runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [of_dq, of_dv])
-        monkeypatch.setattr(triage, "sort", lambda broken, *, patient: told.append(broken))
+        monkeypatch.setattr(triage, "attribute", lambda broken, *, patient: told.append(broken))
         triage.finish()
         assert (told, runs.tally.unsorted) == ([of_dv], 1)
 
@@ -286,7 +286,7 @@ class TestTheEnd:
             now += 1.0
             looked_at.append(broken)
 
-        monkeypatch.setattr(triage, "sort", sort)
+        monkeypatch.setattr(triage, "attribute", sort)
         clock = SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: None)
         monkeypatch.setattr("tests.harness.diagnosis.triage.time", clock)
         triage.deadline = 2.0

@@ -70,7 +70,7 @@ def kernel(rule: Rule) -> Any:
         is_refused = rule(case, law == "backward" and claimed.gives_gradients(causal=case.causal))
         return "refused" if is_refused else "held"
 
-    return runs_of(PLAIN_FUNCTION, status=status, hard=lambda *_, **__: None, device_type="cpu")
+    return runs_of(PLAIN_FUNCTION, status=status, judged=lambda *_, **__: None, device_type="cpu")
 
 
 def drawn(law: str, claimed: Capabilities, number: int) -> list[Case]:
@@ -147,7 +147,7 @@ def test_claims_that_there_is_no_time_to_try_are_not_advised(some: Mapping[str, 
 
 def test_a_kind_of_calls_that_raises_an_exception_is_not_advised(some: Mapping[str, list[Case]]) -> None:
     runs = kernel(lambda c, _: c.ragged == "none")
-    runs.hard = lambda law, case, claims: (
+    runs.judged = lambda law, case, claims: (
         Finding(claim="no", kind="exception") if case.ragged == "cache" else None
     )
     advice = advice_on(runs, some)

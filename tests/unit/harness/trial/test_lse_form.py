@@ -12,7 +12,7 @@ from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from reference.arithmetic import FP32_ROUNDOFF
 from reference.bounds import exact, forward_bounds
 from strategies.case import Case
-from tests.harness.bugs.offers import IN_BASE_2, OF_NO_KEYS, ROWS_FIRST, other_answers
+from tests.harness.bugs.suggested_claims import IN_BASE_2, OF_NO_KEYS, ROWS_FIRST, other_answers
 from tests.harness.law import law_named
 from tests.harness.trial.outputs import in_claimed_form, in_contract_form, shape_of_lse
 from tests.harness.trial.trial import LawBroken, Trial

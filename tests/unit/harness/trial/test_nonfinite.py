@@ -11,7 +11,7 @@ from kernels.registry import load
 from reference.bounds import ForwardBounds, GradientBounds, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
-from tests.harness.bugs.offers import MAY_LEAK, other_answers
+from tests.harness.bugs.suggested_claims import MAY_LEAK, other_answers
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel.planted import Planted

@@ -8,7 +8,7 @@ from strategies.case import Case
 from strategies.features import with_value
 from tests.harness.bugs.bug import Bug, Condition, Occurrences
 from tests.harness.bugs.failure import Failure
-from tests.harness.bugs.offers import excluding
+from tests.harness.bugs.suggested_claims import excluding
 from tests.harness.report.conclusion import DistinctBug, with_offers
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CAUSAL, GROUP, UNEQUAL

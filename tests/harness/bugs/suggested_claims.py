@@ -86,7 +86,7 @@ def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[
     """Return the first case that fails under another claim, as a list; empty if all hold. Raises BudgetSpent."""
     for law, case in cases:
         spend()
-        if runs.hard(law, case, claims=(claim,)) is not None:
+        if runs.judged(law, case, claims=(claim,)) is not None:
             return [(law, case)]
     return []
 
@@ -95,7 +95,7 @@ def spoils(claim: str, answered: Sequence[Case], runs: Runs, spend: Callable[[],
     """Whether one of a few ``answered`` cases fails under another claim, and holds without it. Raises BudgetSpent."""
     for case in answered[:: max(1, len(answered) // FEW)]:
         ran = ("forward", case)
-        if failing_under(claim, [ran], runs, spend) and runs.hard(*ran) is None:
+        if failing_under(claim, [ran], runs, spend) and runs.judged(*ran) is None:
             return True
     return False
 
