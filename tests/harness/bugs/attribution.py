@@ -1,4 +1,4 @@
-"""Attribute failures to known bugs: a bug explains a failure if changing any field in its conditions fixes it."""
+"""Explain a new failure by known bugs: one explains it if changing any field in the bug's conditions fixes it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,9 @@
-"""Whether two bugs are one: what fixes them is the same, or one of them explains each failing case of the other.
+"""Whether two bugs are one, by running their cases: ``is_same`` for each new bug, the others at the end of a run.
 
-The second happens where a bug is found before the bug that it duplicates, with conditions that matter only in its
-smallest case. Failing cases that are drawn once a bug is known count for that bug, but these were drawn before. A read
-of memory outside of a tensor, and the wrong numbers that come of it, are one bug too.
+At the end a bug ``is_duplicate`` if another one explains each of its failing cases. It may have been found before that
+bug, with conditions that matter only in its smallest case: failing cases that are drawn once a bug is known count for
+that bug, but these were drawn before. A read of memory outside of a tensor, and the wrong numbers that come of it, are
+one bug too: ``are_one_read``.
 """
 
 from collections.abc import Collection, Sequence

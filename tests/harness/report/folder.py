@@ -1,4 +1,4 @@
-"""What a user reads and keeps of a failure: the message, the report folder, and the picture in it."""
+"""The report folder of a failure: writes report.md, case.json, repro.py and the picture, and words the message."""
 
 import importlib
 import json

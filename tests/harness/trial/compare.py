@@ -1,4 +1,4 @@
-"""Compare actual values with expected ones, element by element, within a bound."""
+"""Errors in units of their bounds, element by element, and a finding for the worst: ``Trial.settle`` judges it."""
 
 import math
 from collections.abc import Sequence
