@@ -1,4 +1,4 @@
-"""Laws are found as they are declared, and the child that checks them imports nothing that draws cases."""
+"""The child that checks laws imports nothing that draws cases."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Laws are found as they are declared, and the child that checks them imports nothing that draws cases."""
+"""Laws are found as they are declared, each with what other code has to know of it."""
 
 import ast
 import inspect
