@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
@@ -14,13 +15,19 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=not torch.cuda.is_available())
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test start a process, which takes seconds: such tests are in tests/runs. A GPU needs compilers."""
+    """Let no test start Python, which takes seconds: such tests are in tests/runs. On a GPU, Triton compiles by it."""
 
     def refuse(*arguments: Any, **options: Any) -> NoReturn:
         raise AssertionError(f"a test in tests/unit starts a process: {arguments}")
 
-    for owner, name in ((subprocess, "Popen"), (os, "fork"), (BaseProcess, "start")):
-        monkeypatch.setattr(owner, name, refuse)
+    def start(command: Any, *arguments: Any, **options: Any) -> Any:
+        # matplotlib asks a program of the system for fonts, once on each machine.
+        return refuse(command) if command[0] == sys.executable else popen(command, *arguments, **options)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(BaseProcess, "start", refuse)
 
 
 @pytest.fixture
