@@ -1,9 +1,9 @@
-"""One case run again: how often it fails, whether it leaks memory, and what a sanitizer reports."""
+"""Cases run again: how often one fails, whether it leaks or fails in a process of its own, and under a sanitizer."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,10 @@ REPEAT_SECONDS = 20.0
 AFTER_OTHERS = (
     "the case fails after other calls in the same process, and holds as the first call of a new one"
 )
+TRIED_AGAIN = 12
+"""How many failing cases of an investigation are run once more, each in a process of its own."""
+SECONDS_FOR_AGAIN = 3.0
+"""Seconds for these runs. If they are used up, the remaining cases are not run."""
 FIRST_CALL = "the case fails in the first call of a new process, and holds when it is repeated there"
 
 GROWN_BYTES = 2**29
@@ -104,6 +108,38 @@ def fails_anew(broken: FailingExample | Failure, runs: Runs) -> bool:
     """Whether the case fails in the first call of a new process. Raises BudgetSpent if there is no time for it."""
     runs.child.close()
     return _fails(broken, runs) is not False
+
+
+def is_misled(smallest: Failure, answers: Mapping[tuple[str, Case], Finding | None], runs: Runs) -> bool:
+    """Whether earlier calls misled a search for a smaller case: a failing case of it passes in a process of its own.
+
+    ``answers`` are the findings of the search by law and case. For each field the failing case nearest to the smallest
+    one is tried, from which it was concluded that the field does not matter. If one passes, all later cases run in
+    processes of their own.
+    """
+    failing = [ran for ran, found in answers.items() if found and not found.ends_process]
+    if not failing or runs.clock.left <= 0:
+        return False
+    failing.sort(key=lambda ran: len(_differences(ran[1], smallest.case)))
+    nearest = {name: ran for ran in reversed(failing) for name in _differences(ran[1], smallest.case)}
+    telling = dict.fromkeys([*failing[:1], *nearest.values()])
+    spend = runs.clock.meter(SECONDS_FOR_AGAIN, TRIED_AGAIN)
+
+    def fails(ran: tuple[str, Case]) -> bool:
+        spend()
+        return runs.judged_raw(*ran, smallest.ignored) is not None
+
+    runs.go_on_in_copies()
+    with suppress(BudgetSpent):
+        if not all(map(fails, telling)):
+            return True
+    runs.stop_copies()
+    return False
+
+
+def _differences(case: Case, other: Case) -> list[str]:
+    """Return the fields in which two cases differ."""
+    return [name for name, value in vars(case).items() if value != getattr(other, name)]
 
 
 def _fails(broken: FailingExample | Failure, runs: Runs) -> bool | None:

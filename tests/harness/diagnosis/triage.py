@@ -16,7 +16,7 @@ from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
 from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
-from tests.harness.clock import BudgetSpent, ShrinkBudget
+from tests.harness.clock import ShrinkBudget
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.reruns import (
@@ -28,6 +28,7 @@ from tests.harness.diagnosis.reruns import (
     fails_again,
     fails_anew,
     intermittent,
+    is_misled,
     is_of_every_run,
     leak_finding,
     left_behind,
@@ -45,12 +46,6 @@ from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 
 WAIT_SECONDS = 3.0
 """Seconds after an item's time has run out in which it may wait for other processes, and sort the last failures."""
-
-TRIED_AGAIN = 12
-"""How many failing cases of an investigation are run once more, each in a process of its own."""
-
-SECONDS_FOR_AGAIN = 3.0
-"""Seconds for these runs. If they are used up, the remaining cases are not run."""
 
 IN_GENERAL_ALONE = (
     "{} fails only as compiled for any sizes and strides, which no user does: no later case is run so"
@@ -385,31 +380,8 @@ class Triage:
         return self.runs.device_type == "cpu" and not self.runs.in_copies
 
     def _is_misled(self, investigation: Investigation) -> bool:
-        """Whether earlier calls misled an investigation: one of its failing cases passes in a process of its own.
-
-        For each field the failing case nearest to the smallest one is tried, from which it was concluded that the field
-        does not matter. If one passes, all later cases run in processes of their own.
-        """
-        smallest = investigation.failure
         answers = investigation.judged | investigation.answers
-        failing = [ran for ran, found in answers.items() if found and not found.ends_process]
-        if not self._may_be_misled() or not failing or self.runs.clock.left <= 0:
-            return False
-        failing.sort(key=lambda ran: len(_differences(ran[1], smallest.case)))
-        nearest = {name: ran for ran in reversed(failing) for name in _differences(ran[1], smallest.case)}
-        telling = dict.fromkeys([*failing[:1], *nearest.values()])
-        spend = self.runs.clock.meter(SECONDS_FOR_AGAIN, TRIED_AGAIN)
-
-        def fails(ran: tuple[str, Case]) -> bool:
-            spend()
-            return self.runs.judged_raw(*ran, smallest.ignored) is not None
-
-        self.runs.go_on_in_copies()
-        with suppress(BudgetSpent):
-            if not all(map(fails, telling)):
-                return True
-        self.runs.stop_copies()
-        return False
+        return self._may_be_misled() and is_misled(investigation.failure, answers, self.runs)
 
     def _fails_anew(self, broken: FailingExample) -> bool:
         """Whether a failure shows in a new process, or is taken to because that is not tried.
@@ -606,11 +578,6 @@ class Triage:
             return None
         outcome = explain_by_known_bugs(told, tuple(self.known.bugs.values()), run, capabilities)
         return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
-
-
-def _differences(case: Case, other: Case) -> list[str]:
-    """Return the fields in which two cases differ."""
-    return [name for name, value in vars(case).items() if value != getattr(other, name)]
 
 
 def _of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:
