@@ -109,8 +109,10 @@ class TestCommandLine:
         text = pytest_run(tmp_path, *kernels, *options, status=None).stdout
         assert re.search(r"profile: fuzz, .*, for 0.1 minutes", text)
         # The time may be up before a failing gradient is told to follow from out, so that `backward` is broken too.
-        rows = [row for row in summary_in(tmp_path)["results"] if row["property"] in ("forward", "exact")]
+        every = summary_in(tmp_path)["results"]
+        rows = [row for row in every if row["property"] in ("forward", "exact")]
         assert len(rows) == 2 * 2
+        assert {(x["kernel"], x["property"]) for x in every if x not in rows} <= {("toys.wrong", "backward")}
         tried = {row["verdict"] for row in rows}
         assert "held" in tried
         assert tried <= {"held", "broken"} or re.search("the time of the (run|kernel) was up", text)
