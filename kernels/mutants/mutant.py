@@ -173,7 +173,7 @@ class _Texts(MetaPathFinder, Loader):
         self.folder = Path(tempfile.mkdtemp(dir=_scratch()))
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return what is to be loaded by a name that has a text."""
+        """Return how a module is loaded if there is an edited text for its name, else None."""
         if name not in self.texts:
             return None
         file = self.folder / f"{name.rpartition('.')[2]}.py"

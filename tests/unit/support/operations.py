@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.unit.support.calling import DEVICE
+
 COUNT = 4096
 WIDE = ("float16", "bfloat16", "float32")
 """Formats that attention is computed in."""

@@ -23,8 +23,6 @@ from tests.unit.support.emulator import SUMS, Emulator, cast
 RULE_1: dict[str, Any] = {}
 RULE_2: dict[str, Any] = {"safety": SAFETY}
 UNCLUSTERED: dict[str, Any] = {"safety": SAFETY, "clustered": False}
-
-
 ARITHMETIC = {
     "float16": Arithmetic(weights=FLOAT16, output=FLOAT16),
     "bfloat16": Arithmetic(weights=BFLOAT16, output=BFLOAT16),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.interpreter.ttir import launch
 from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
-from tests.unit.support.operations import DEVICE
+from tests.unit.support.calling import DEVICE
 
 
 @pytest.fixture(params=["compiled"] if DEVICE == "cuda" else ["executed", "interpreted"])

@@ -15,7 +15,8 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tests.unit.support.operations import COUNT, DEVICE, FLUSHED, WIDE, assert_same, nearest, patterns, run
+from tests.unit.support.calling import DEVICE
+from tests.unit.support.operations import COUNT, FLUSHED, WIDE, assert_same, nearest, patterns, run
 
 pytestmark = pytest.mark.usefixtures("engine")
 

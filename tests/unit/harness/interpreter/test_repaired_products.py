@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.unit.support.operations import COUNT, DEVICE, FLUSHED, WIDE, assert_same, nearest, patterns, run
+from tests.unit.support.calling import DEVICE
+from tests.unit.support.operations import COUNT, FLUSHED, WIDE, assert_same, nearest, patterns, run
 
 pytestmark = pytest.mark.usefixtures("engine")
 
