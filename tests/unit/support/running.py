@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,8 @@ SEVERAL = Path(__file__).with_name("several.py")
 SMALL = Case(seqlen_q=ROWS - 1, seqlen_k=2)
 CASE = Case(seqlen_q=ROWS, seqlen_k=2)
 ENVIRONMENT = {"device": "cpu", "device_name": "abacus", "torch": "2.0"}
+SLOW_IMPORTS = ["torch", "torch.fx.experimental.symbolic_shapes", "triton", "hypothesis", "pytest", "jinja2"]
+"""What every run of the suite and every script imports first: seconds of computing, and none of it is ours."""
 SEEDS = 20
 """How many seeds of a case are tried to find one that breaks a law."""
 SubjectOf = Callable[..., Subject]
@@ -84,21 +87,29 @@ def mended(path: Path, planted: str, sound: str) -> Path:
 
 
 def exit_status(path: Path, folder: Path) -> int:
-    """Return the exit status of a script run in a new process, forked from one that has imported what torch needs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.fx.experimental.symbolic_shapes"])
+    """Return the exit status of a script that is run in a new process, in an empty folder below the given one."""
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
-    process = context.Process(target=run_in, args=(empty, path))
+    return forked(run_script, empty, path)
+
+
+def run_script(folder: Path, path: Path) -> None:
+    os.chdir(folder)
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def forked(function: Callable[..., None], *arguments: Any) -> int:
+    """Return the exit status of a new process that calls a function.
+
+    It is a fork of a process that has imported the packages which take long, so that this is done once for many tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(SLOW_IMPORTS)
+    process = context.Process(target=function, args=arguments)
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
-
-
-def run_in(folder: Path, path: Path) -> None:
-    os.chdir(folder)
-    runpy.run_path(str(path), run_name="__main__")
 
 
 def pytest_run(
@@ -108,16 +119,27 @@ def pytest_run(
 
     It must end with ``status``, unless that is None.
     """
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments],
-        cwd=folder,
-        env={k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments]
+    variables = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | environment
+    with tempfile.TemporaryDirectory() as kept:
+        files = Path(kept, "stdout"), Path(kept, "stderr")
+        run = subprocess.CompletedProcess(
+            words, forked(run_module, words, folder, variables, files), *(file.read_text() for file in files)
+        )
     assert status in (None, run.returncode), run.stdout + run.stderr
     return run
+
+
+def run_module(words: list[str], folder: Path, environment: dict[str, str], files: tuple[Path, Path]) -> None:
+    """Do as ``python -m`` with these words does in a folder, and write stdout and stderr to two files."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    sys.path.insert(0, str(folder))
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def summary_in(folder: Path) -> Any:
