@@ -39,6 +39,7 @@ def test_the_death_of_workers_and_children_loses_no_bug_and_invents_none(tmp_pat
     assert not invented(tmp_path), printed
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_is_taken_up_by_the_next(tmp_path: Path) -> None:
     run, until = start(tmp_path, 5.0, ["corrupting"]), time.monotonic() + SECONDS
     while not reported(tmp_path) and time.monotonic() < until:

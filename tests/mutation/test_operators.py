@@ -37,6 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("target", [pytest.param(t, id=f"{t.spec}-{t.mutant.name}") for t in found])
 
 
+@pytest.mark.nightly
 def test_operator_mutant_is_caught(
     target: Target, judgements: Judgements, campaign: Campaign, record: Recorder, pytestconfig: pytest.Config
 ) -> None:

@@ -239,6 +239,7 @@ class TestWheel:
         }
         assert not found
 
+    @pytest.mark.nightly
     def test_a_bug_in_the_users_own_package_is_found_and_reproduced(self, site: Path, user: Path) -> None:
         result = verify(site, user, "kernels.mine:attention", pytest.ExitCode.TESTS_FAILED)
         assert "mine.attention: law `forward` is broken, out is wrong (float32)" in result.stdout
