@@ -185,6 +185,16 @@ class Case:
         )
 
 
+def changed(case: Case, **values: Any) -> Case:
+    """Return a case with other values of some fields, as ``dataclasses.replace`` does in twenty times the time.
+
+    Drawing a case takes many changes. Names that are no fields are not noticed.
+    """
+    result = object.__new__(Case)
+    vars(result).update(vars(case), **values)
+    return result
+
+
 DECLARED = {x.name: x.metadata for x in fields(Case) if x.metadata}
 """What is declared of each field that a failure may be traced to."""
 SIMPLEST: dict[str, Any] = {name: getattr(Case, name) for name in DECLARED}

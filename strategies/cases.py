@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, default_scale, takes_scale
 from reference.mask_pattern import MaskPattern
-from strategies.case import NONFINITE, SIMPLEST, TENSORS, Case, Spike
+from strategies.case import NONFINITE, SIMPLEST, TENSORS, Case, Spike, changed
 from strategies.lengths import MAX_SEQLEN, claimed_length_pairs, longest, often, shortest_lengths
 from strategies.limits import (
     KEPT,
@@ -91,26 +91,11 @@ Four = tuple[str, ...]
 """A name for each of ``TENSORS``."""
 
 
-def cases(
-    capabilities: Capabilities,
-    *,
-    dtype: str,
-    device_type: str = "cpu",
-    heads: tuple[Heads, ...] | None = None,
-    max_seqlen: int | None = None,
-    max_scores: int = MOST_SCORES["cuda"],
-    nonfinite: bool = False,
-    key_padding: bool = False,
-    dropout: bool = False,
-    patterns: bool = False,
-    variants: bool = False,
-    gradients: bool = False,
-    calls: tuple[str, ...] = (),
-    far: bool = False,
-) -> SearchStrategy[Case]:
-    """Cases of one dtype, of what is claimed and nothing else.
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The cases of one dtype that a law is tried on: what is claimed and nothing else.
 
-    Args:
+    Attributes:
         capabilities: the kernel's claims.
         dtype: one of ``capabilities.dtypes``.
         device_type: ``cpu`` or ``cuda``.
@@ -133,64 +118,113 @@ def cases(
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
-    if dtype not in capabilities.dtypes:
-        raise ValueError(f"dtype: got {dtype!r}, expected one of the claimed {capabilities.dtypes}")
-    if device_type not in MOST_SCORES:
-        raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MOST_SCORES)}")
-    if gradients:
-        capabilities = with_gradients(capabilities)
-    if not capabilities.dense:
-        calls = tuple(dict.fromkeys(("ragged", *calls)))
-    shortest = shortest_lengths(capabilities)
-    pair = claimed_length_pairs(capabilities, longest(max(shortest), MAX_SEQLEN, max_seqlen))
-    if nonfinite:
-        values = _each_of_four(st.sampled_from(MODERATE_VALUES))
-        entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
-    else:
-        values = _values()
-        # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many choices.
-        entry = st.one_of(st.none(), spikes(SPIKES))
-        entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
-    options = _claimed_options(
-        capabilities,
-        key_padding=key_padding,
-        dropout=dropout,
-        patterns=patterns or variants,
-        variants=variants,
-    )
-    huge = st.just(TENSORS) if far else st.sampled_from(HUGE[device_type])
-    # What has one value only is left out here: to draw a constant takes Hypothesis nearly as long as any other draw.
-    drawn = st.builds(
-        partial(_of_parts, dtype=dtype),
-        pair,
-        _heads(capabilities, device_type) if heads is None else st.sampled_from(heads),
-        _layouts(_claimed_layouts(capabilities)),
-        values,
-        **({"huge": huge} if "huge" in capabilities.layouts else {}),
-        **({"options": _few_or_many(options)} if options else {}),
-        head_dim=head_dims(capabilities.head_dims),
-        **_v_head_dim(capabilities),
-        **({"v_in_k": st.sampled_from(capabilities.v_in_k)} if True in capabilities.v_in_k else {}),
-        causal=st.sampled_from(capabilities.causal),
-        sm_scale=st.sampled_from(claimed_scales(capabilities)),
-        seed=st.integers(0, 2**32 - 1),
-        spikes=entries,
-        **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
-        **_own_calls(capabilities, calls),
-    )
-    if device_type == "cpu":
-        max_scores = min(max_scores, MOST_SCORES[device_type])
-    limits: dict[str, Any] = {"max_scores": max_scores, "shortest": shortest}
-    most = USUAL_HEAD_DIM * max_scores
-    parts = [limits | {"max_products": most // share} for share in WORK_SHARES[device_type]]
-    # The first of the parts is the whole.
-    cut = partial(cut_down, capabilities, MANY_HEADS[device_type], parts[0])
-    drawn = st.builds(cut, st.sampled_from(parts), st.sampled_from(KEPT), drawn)
 
-    def claimed(case: Case) -> Case:
-        for name in calls[1:]:  # a kind of call may be claimed without this
+    capabilities: Capabilities
+    dtype: str
+    device_type: str = "cpu"
+    heads: tuple[Heads, ...] | None = None
+    max_seqlen: int | None = None
+    max_scores: int = MOST_SCORES["cuda"]
+    nonfinite: bool = False
+    key_padding: bool = False
+    dropout: bool = False
+    patterns: bool = False
+    variants: bool = False
+    gradients: bool = False
+    calls: tuple[str, ...] = ()
+    far: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in self.capabilities.dtypes:
+            raise ValueError(
+                f"dtype: got {self.dtype!r}, expected one of the claimed {self.capabilities.dtypes}"
+            )
+        if self.device_type not in MOST_SCORES:
+            raise ValueError(f"device_type: got {self.device_type!r}, expected one of {tuple(MOST_SCORES)}")
+
+    @cached_property
+    def claims(self) -> Capabilities:
+        """What is claimed of the calls that the law makes."""
+        return with_gradients(self.capabilities) if self.gradients else self.capabilities
+
+    @cached_property
+    def call_fields(self) -> tuple[str, ...]:
+        """The fields of ``calls``, with ``ragged`` before them if the kernel answers no dense calls."""
+        return self.calls if self.claims.dense else tuple(dict.fromkeys(("ragged", *self.calls)))
+
+    @cached_property
+    def options(self) -> dict[str, tuple[Any, ...]]:
+        """The values, beside the simplest, of each option of a call that may be drawn and is claimed."""
+        return _claimed_options(
+            self.claims,
+            key_padding=self.key_padding,
+            dropout=self.dropout,
+            patterns=self.patterns or self.variants,
+            variants=self.variants,
+        )
+
+    @cached_property
+    def longest(self) -> int:
+        """The largest length that is drawn."""
+        return longest(max(shortest_lengths(self.claims)), MAX_SEQLEN, self.max_seqlen)
+
+    @cached_property
+    def limits(self) -> dict[str, Any]:
+        """How large a case may be: arguments of ``is_affordable``."""
+        most = self.max_scores
+        if self.device_type == "cpu":
+            most = min(most, MOST_SCORES[self.device_type])
+        return {"max_scores": most, "shortest": shortest_lengths(self.claims)}
+
+    def within(self, share: int) -> dict[str, Any]:
+        """Return the limits of a case that has a part of the most products: one of so many parts."""
+        return self.limits | {"max_products": USUAL_HEAD_DIM * self.limits["max_scores"] // share}
+
+    def strategy(self) -> SearchStrategy[Case]:
+        """Return what draws the cases."""
+        capabilities = self.claims
+        if self.nonfinite:
+            values = _each_of_four(st.sampled_from(MODERATE_VALUES))
+            entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
+        else:
+            values = _values()
+            # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many
+            # choices.
+            entry = st.one_of(st.none(), spikes(SPIKES))
+            entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
+        huge = st.just(TENSORS) if self.far else st.sampled_from(HUGE[self.device_type])
+        # What has one value only is left out here: to draw a constant takes Hypothesis nearly as long as any other
+        # draw.
+        drawn = st.builds(
+            partial(_of_parts, dtype=self.dtype),
+            claimed_length_pairs(capabilities, self.longest),
+            _heads(capabilities, self.device_type) if self.heads is None else st.sampled_from(self.heads),
+            _layouts(_claimed_layouts(capabilities)),
+            values,
+            **({"huge": huge} if "huge" in capabilities.layouts else {}),
+            **({"options": _few_or_many(self.options)} if self.options else {}),
+            head_dim=head_dims(capabilities.head_dims),
+            **_v_head_dim(capabilities),
+            **({"v_in_k": st.sampled_from(capabilities.v_in_k)} if True in capabilities.v_in_k else {}),
+            causal=st.sampled_from(capabilities.causal),
+            sm_scale=st.sampled_from(claimed_scales(capabilities)),
+            seed=st.integers(0, 2**32 - 1),
+            spikes=entries,
+            **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
+            **_own_calls(capabilities, self.call_fields),
+        )
+        parts = [self.within(share) for share in WORK_SHARES[self.device_type]]
+        # The first of the parts is the whole.
+        cut = partial(cut_down, capabilities, MANY_HEADS[self.device_type], parts[0])
+        drawn = st.builds(cut, st.sampled_from(parts), st.sampled_from(KEPT), drawn)
+        return _independent(drawn.map(self.fitted).filter(partial(is_affordable, **self.limits)))
+
+    def fitted(self, case: Case) -> Case:
+        """Return a case with changes by which the kernel claims to answer it, and its numbers test something."""
+        capabilities = self.claims
+        for name in self.call_fields[1:]:  # a kind of call may be claimed without this
             if not CLAIMS[name].admits(getattr(capabilities, name), case):
-                case = replace(case, **{name: SIMPLEST[name]})
+                case = changed(case, **{name: SIMPLEST[name]})
         if capabilities.bias_gradient and case.bias != "none":
             case = _with_several_to_sum(capabilities, case)
         if case.v_in_k and not case.v_is_of_k:
@@ -200,12 +234,15 @@ def cases(
         if not capabilities.dense:
             case = _as_its_kind_has_it(case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
-        if not nonfinite:
+        if not self.nonfinite:
             case = _with_scores_far_below(capabilities, case)
-            case = _with_scores_that_can_be_judged(capabilities, device_type, case)
-        return with_fewer_heads(case, **limits)
+            case = _with_scores_that_can_be_judged(capabilities, self.device_type, case)
+        return with_fewer_heads(case, **self.limits)
 
-    return _independent(drawn.map(claimed).filter(partial(is_affordable, **limits)))
+
+def cases(capabilities: Capabilities, **options: Any) -> SearchStrategy[Case]:
+    """Return what draws cases of a ``Space``, whose other attributes are the options."""
+    return Space(capabilities=capabilities, **options).strategy()
 
 
 def without_huge_strides(capabilities: Capabilities) -> Capabilities:
@@ -306,8 +343,8 @@ def _v_head_dim(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
 def _with_v_apart_or_narrower(capabilities: Capabilities, case: Case) -> Case:
     """Return a case whose v is not the first columns of k or, where that is not claimed, has no more columns than k."""
     if False in capabilities.v_in_k:
-        return replace(case, v_in_k=False)
-    return replace(case, v_head_dim=max(x for x in capabilities.v_head_dim if x <= case.head_dim))
+        return changed(case, v_in_k=False)
+    return changed(case, v_head_dim=max(x for x in capabilities.v_head_dim if x <= case.head_dim))
 
 
 def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:
@@ -402,7 +439,7 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 
 def _as_its_kind_has_it(case: Case) -> Case:
     """Return a case without padded keys if its kind of ``ragged`` has none, and with a key to append."""
-    return replace(
+    return changed(
         case,
         key_padding=case.key_padding if case.ragged in WITH_KEY_PADDING else "none",
         seqlen_k=max(1, case.seqlen_k) if case.ragged == "append" else case.seqlen_k,
@@ -417,15 +454,15 @@ def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
         most = min(most, c.max_seqlen_q - c.max_seqlen_q % c.seqlen_multiple)
     is_document = not c.dense and case.ragged == "document"
     if is_document or not c.may_differ(causal=case.causal):
-        return replace(case, seqlen_q=max(least, most), seqlen_k=max(least, most))
+        return changed(case, seqlen_q=max(least, most), seqlen_k=max(least, most))
     lengths = most, max(least, case.seqlen_k)
     seqlen_q, seqlen_k = sorted(lengths) if c.seqlens == "q_at_most_k" else lengths
-    return replace(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    return changed(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
 
 def _with_a_mask_that_shows_windows(case: Case) -> Case:
     """Return a case without its causal mask, under which a window to the right hides nothing; a third keep theirs."""
-    return case if case.seed % 3 == 0 else replace(case, causal=False)
+    return case if case.seed % 3 == 0 else changed(case, causal=False)
 
 
 def _with_attended_keys(case: Case) -> Case:
@@ -436,7 +473,7 @@ def _with_attended_keys(case: Case) -> Case:
     if case.key_padding == "none" or case.seed % MOST_SEEDS == 0:
         return case
     # An odd seed stays odd: see ``padding.is_spoiled``.
-    others = (replace(case, seed=(case.seed + 2 * i) % 2**32) for i in range(MOST_SEEDS))
+    others = (changed(case, seed=(case.seed + 2 * i) % 2**32) for i in range(MOST_SEEDS))
     return next(filter(several_attended, others), case)
 
 
@@ -450,7 +487,7 @@ def _with_several_to_sum(capabilities: Capabilities, case: Case) -> Case:
     has_batch, has_heads, has_rows, _ = SHAPES[case.bias]
     tile = math.lcm(blocks(case)[0], capabilities.seqlen_multiple)
     rows = tile if not has_rows and 0 < case.seqlen_q <= tile else 0
-    return replace(
+    return changed(
         case,
         batch=2 if case.batch == 1 and not has_batch else case.batch,
         heads_kv=2 if case.heads_q == 1 and not has_heads else case.heads_kv,
@@ -466,7 +503,7 @@ def _with_scores_far_below(capabilities: Capabilities, case: Case) -> Case:
     are_negative = {case.q_values, case.k_values} == {"positive", "negative"} and case.sm_scale is None
     is_claimed = takes_scale(capabilities.sm_scale, FAR_BELOW, case.head_dim)
     is_chosen = are_negative and case.seed % 2 == 1 and case.dtype != "float16" and is_claimed
-    return replace(case, sm_scale=FAR_BELOW) if is_chosen else case
+    return changed(case, sm_scale=FAR_BELOW) if is_chosen else case
 
 
 def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str, case: Case) -> Case:
@@ -474,9 +511,6 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
 
     Errors of the scores then grow with the scores, and weights that may be off by their own size hold any answer.
     """
-    rounding = capabilities.arithmetic(case.dtype, device_type, dict(case.launch)).operand_rounding
-    if rounding < COARSE:
-        return case
     is_small = case.sm_scale is None or abs(case.sm_scale) * math.sqrt(case.head_dim) <= LARGEST_SPREAD
     is_only = not takes_scale(capabilities.sm_scale, default_scale(case.head_dim), case.head_dim)
     fields: dict[str, Any] = {
@@ -484,4 +518,9 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
         for tensor in TENSORS
         if getattr(case, f"{tensor}_values") not in MODERATE_VALUES
     }
-    return replace(case, sm_scale=case.sm_scale if is_small or is_only else None, **fields)
+    if not (is_small or is_only):
+        fields["sm_scale"] = None
+    if not fields:
+        return case
+    rounding = capabilities.arithmetic(case.dtype, device_type, dict(case.launch)).operand_rounding
+    return case if rounding < COARSE else changed(case, **fields)

@@ -12,7 +12,7 @@ from itertools import combinations
 from operator import attrgetter
 from typing import Any
 
-from strategies.case import LAYOUT_FIELDS, SIMPLEST, SIZES, TENSORS, Case, Spike
+from strategies.case import LAYOUT_FIELDS, SIMPLEST, SIZES, TENSORS, Case, Spike, changed
 from strategies.layouts import is_as_contiguous
 
 LENGTHS = ("seqlen_q", "seqlen_k")
@@ -98,7 +98,7 @@ def _setting(name: str) -> Feature:
     return Feature(
         name=name,
         value=lambda case: dict(case.launch)[name],
-        change=lambda case, value: replace(
+        change=lambda case, value: changed(
             case, launch=tuple((x, value if x == name else own) for x, own in case.launch)
         ),
     )
@@ -163,7 +163,7 @@ def _is_masked(case: Case) -> str:
 
 def _without_masks(case: Case, _: Any) -> Case:
     whole = -(-case.seqlen_k // WHOLE_TILES) * WHOLE_TILES
-    return replace(case, causal=False, key_padding="none", seqlen_k=whole)
+    return changed(case, causal=False, key_padding="none", seqlen_k=whole)
 
 
 def _which_is_longer(case: Case) -> str:
@@ -184,7 +184,7 @@ DERIVED = (
     Feature(
         name=UNEQUAL,
         value=_which_is_longer,
-        change=lambda case, both: replace(case, seqlen_q=both, seqlen_k=both),
+        change=lambda case, both: changed(case, seqlen_q=both, seqlen_k=both),
         made_of=LENGTHS,
         is_of_parts=True,
         is_shrunk=True,
@@ -207,21 +207,21 @@ DERIVED = (
     Feature(
         name=BLIND,
         value=_which_are_blind,
-        change=lambda case, lengths: replace(case, seqlen_q=lengths[0], seqlen_k=lengths[1]),
+        change=lambda case, lengths: changed(case, seqlen_q=lengths[0], seqlen_k=lengths[1]),
         made_of=("causal", *LENGTHS),
         is_of_parts=True,
     ),
     Feature(
         name=HEADS,
         value=attrgetter(HEADS),
-        change=lambda case, heads: replace(case, heads_kv=heads, group=1),
+        change=lambda case, heads: changed(case, heads_kv=heads, group=1),
         made_of=("heads_kv", "group"),
         is_of_parts=True,
     ),
     Feature(
         name=SLICES,
         value=lambda case: SEVERAL if case.batch * case.heads_q > 1 else ONE,
-        change=lambda case, _: replace(case, batch=1, heads_kv=1, group=1),
+        change=lambda case, _: changed(case, batch=1, heads_kv=1, group=1),
         made_of=("batch", "heads_kv", "group"),
         is_of_parts=True,
     ),
@@ -235,7 +235,7 @@ DERIVED = (
     Feature(
         name=NAN,
         value=lambda case: any(isinstance(spike.value, str) for spike in case.spikes),
-        change=lambda case, _: replace(
+        change=lambda case, _: changed(
             case, spikes=tuple(x for x in case.spikes if not isinstance(x.value, str))
         ),
         made_of=tuple(VALUES_OF),
@@ -323,7 +323,7 @@ def with_zeros(tensor: str, case: Case) -> Case:
 
 def with_seeds(case: Case, count: int) -> Iterator[Case]:
     """Yield the case with its own seed and with the next ones, ``count`` in all: other numbers of the same families."""
-    return (replace(case, seed=case.seed + at) for at in range(count))
+    return (changed(case, seed=case.seed + at) for at in range(count))
 
 
 def with_normal_numbers(case: Case) -> Case:
@@ -352,7 +352,7 @@ def has_small_scores(case: Case) -> bool:
 
 
 def _with(case: Case, values: dict[str, Any]) -> Case:
-    return replace(case, **values)
+    return changed(case, **values)
 
 
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
