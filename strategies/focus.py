@@ -43,8 +43,11 @@ class Focus:
     heads: tuple[Heads, ...] | None = None
 
 
-def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
+def focused(capabilities: Capabilities, width: int, seed: object, number: int = 0) -> Focus:
     """Narrow the claims to one head_dim, layout, dropout_p and kind of call, and to one value of each launch setting.
+
+    ``number`` counts the narrowed claims that a run draws from at the same time. Each takes the next value of every
+    field, so that as many of them as a field has values reach all of these.
 
     ``EXTRAS`` are left out but for a share that grows with ``width``, each by itself. Below ``WIDE`` one value is left.
 
@@ -59,7 +62,7 @@ def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
     doubled = Counter(_chance(seed, "axes").choices(axes, k=width))
 
     def some(name: str, values: Sequence[T]) -> tuple[T, ...]:
-        return _some(values, 2 ** doubled[name], _chance(seed, name))
+        return _some(values, 2 ** doubled[name], _chance(seed, name), number)
 
     layouts = some("layouts", without_huge_strides(c).layouts)
     if layouts == ("expanded_rows",):  # With rows that are all alike, dq and dk are 0.
@@ -113,7 +116,11 @@ def _with_huge(capabilities: Capabilities, layouts: tuple[str, ...]) -> tuple[st
     return tuple(layout for layout in capabilities.layouts if layout in (*layouts, "huge"))
 
 
-def _some(values: Sequence[T], count: int, chance: Random) -> tuple[T, ...]:
-    """Draw ``count`` of the values, or all if there are fewer, and keep their order; a larger count adds to these."""
-    chosen = chance.sample(range(len(values)), len(values))[:count]
+def _some(values: Sequence[T], count: int, chance: Random, number: int = 0) -> tuple[T, ...]:
+    """Draw ``count`` of the values, or all if there are fewer, and keep their order; a larger count adds to these.
+
+    Of as many successive numbers as there are values, each draws another one first.
+    """
+    shuffled = chance.sample(range(len(values)), len(values))
+    chosen = [shuffled[(number + i) % len(values)] for i in range(min(count, len(values)))]
     return tuple(values[i] for i in sorted(chosen))

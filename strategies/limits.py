@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import DEFAULT_BLOCK, Case
+from strategies.case import DEFAULT_BLOCK, Case, changed
 from strategies.lengths import shortest_lengths
 
 MOST_SCORES = {"cpu": 2**19, "cuda": 2**22}
@@ -59,7 +58,7 @@ def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -
     shortest = max(2, shortest_lengths(capabilities)[name == "seqlen_k"])
     while not is_affordable(case, **limits) and getattr(case, name) - step >= shortest:
         shorter: dict[str, Any] = {name: getattr(case, name) - step}
-        case = replace(case, **shorter)
+        case = changed(case, **shorter)
     return case
 
 
@@ -69,7 +68,15 @@ def with_fewer_heads(case: Case, **limits: Any) -> Case:
     for place in range(len(names)):  # The seed decides which is dropped first.
         if not is_affordable(case, **limits):
             one: dict[str, Any] = {names[(place + case.seed) % len(names)]: 1}
-            case = replace(case, **one)
+            case = changed(case, **one)
+    return case
+
+
+def with_heads_at_most(most: int, case: Case) -> Case:
+    """Drop the batch, the key heads and the groups of a case, in this order, until it has so many heads in all."""
+    for name in ("batch", "heads_kv", "group"):
+        if case.batch * case.heads_q > most:
+            case = changed(case, **{name: 1})
     return case
 
 

@@ -136,6 +136,11 @@ def basic_laws(*, gradients: bool = True) -> tuple[str, ...]:
     return tuple(x.name for x in laws if x.is_basic and (gradients or not x.takes_gradients))
 
 
+def place_among_laws(law: Law) -> int:
+    """Return the number of a law in the order in which a round has all laws."""
+    return sorted(LAWS, key=by_place).index(law.name)
+
+
 def by_place(name: str) -> tuple[float, str]:
     """Return a key that sorts names of laws by the order in which a round has them."""
     return law_named(name).place, name

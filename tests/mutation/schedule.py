@@ -11,9 +11,10 @@ from hypothesis import settings
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import cases, without_huge_strides
+from strategies.cases import Space, without_huge_strides
+from strategies.design import Design
 from tests.harness.law import LAWS as ALL_LAWS
-from tests.harness.law import law_named
+from tests.harness.law import law_named, place_among_laws
 from tests.harness.session.subject import AT_ONCE, drawn
 
 WEIGHED = (
@@ -57,6 +58,7 @@ class Schedule:
         self.capabilities, self.device_type = capabilities, device_type
         self.round = tuple(law for law in ROUND for _ in range(self._kinds_of(law)))
         self._drawn = cache(self._draw)
+        self._design = cache(self._make_design)
 
     def _kinds_of(self, law: str) -> int:
         """Return how many kinds of calls a law makes by the claims; each example has one of them."""
@@ -78,15 +80,27 @@ class Schedule:
             chunk, place = divmod(number, AT_ONCE)
             found = self._drawn(law, dtype, seed_, chunk, everything, FIRST if place < FIRST else AT_ONCE)
             if place < len(found):
-                yield law, found[place]
+                case = found[place]
+                yield law, case if everything else self._design(law, seed_).steered(number, case)
+
+    def _space(self, claims: Capabilities, law: str, dtype: str) -> Space:
+        return Space(capabilities=claims, dtype=dtype, device_type=self.device_type, **law_named(law).draws)
+
+    def _make_design(self, law: str, seed_: int) -> Design:
+        of_law = law_named(law)
+        spaces = [
+            self._space(self.capabilities, law, dtype)
+            for dtype in self.capabilities.dtypes
+            if of_law.applies_to(self.capabilities, dtype)
+        ]
+        first = place_among_laws(of_law) * len(spaces)
+        return Design(spaces, numbers="numbers" not in of_law.sets, seed=f"{seed_} {law}", first=first)
 
     def _draw(
         self, law: str, dtype: str, seed_: int, chunk: int, everything: bool, number: int
     ) -> list[Case]:
         claims = self.capabilities if everything else without_huge_strides(self.capabilities)
-        of_law = law_named(law)
-        if not of_law.applies_to(self.capabilities, dtype):
+        if not law_named(law).applies_to(self.capabilities, dtype):
             return []
         seed_of_chunk = f"{seed_} {law} {dtype} {chunk} {everything}"
-        strategy = cases(claims, dtype=dtype, device_type=self.device_type, **of_law.draws)
-        return drawn(strategy, seed_of_chunk, number)
+        return drawn(self._space(claims, law, dtype).strategy(), seed_of_chunk, number)

@@ -17,7 +17,7 @@ from strategies.case import Case
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.files import JOURNALS
-from tests.harness.law import PROPERTIES, Law, by_place
+from tests.harness.law import PROPERTIES, Law, by_place, place_among_laws
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
@@ -34,6 +34,9 @@ ANSWERED = pytest.StashKey[dict[str, AnsweredLaws]]()
 """What each kernel seems to answer, which the subjects of all its dtypes share."""
 SHARES = pytest.StashKey[Shares]()
 """The time that each kernel has had, in this process and in others."""
+
+LAWS_ALIKE = 4
+"""So many laws use the same compiled variants. With fewer, more values were tried in the first round, and later."""
 
 AN_EXAMPLE = 1e-3
 """A turn with so few seconds draws one example: the first example of a turn is cut off only by the end of the run."""
@@ -78,6 +81,12 @@ class LawTurn(pytest.Item):
         return self.turn.round, not self.unfinished, *by_place(self.law.name), self.turn.number, dtype
 
     @property
+    def variant(self) -> int:
+        """Return the number of the compiled variants that the item begins with, which ``LAWS_ALIKE`` laws share."""
+        dtypes = self.info.capabilities.dtypes
+        return place_among_laws(self.law) // LAWS_ALIKE * len(dtypes) + dtypes.index(self.dtype)
+
+    @property
     def unfinished(self) -> dict[Path, Case]:
         """Return the cases of this item in which an earlier run was cut off, by file."""
         info = self.info
@@ -106,7 +115,9 @@ class LawTurn(pytest.Item):
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
         claims = subject.answered.under(self.law.name).of_turn(self.turn.number)
-        focus = self.turn.focus(claims, subject.runs.is_compiled, f"{self.plan.source} {subject}")
+        focus = self.turn.focus(
+            claims, subject.runs.is_compiled, f"{self.plan.source} {self.info.name}", self.variant
+        )
         seconds = seconds_of(self)
         subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)
         if not self.law.applies_to(self.info.capabilities, self.dtype):
@@ -244,7 +255,9 @@ def cases_of(item: LawTurn, subject: Subject, most: float) -> Iterator[Case]:
     if most and item.turn.begins_far(subject.focus, subject.runs.device_type):
         yield from drawn(subject.cases(**item.law.draws, far=True), seeds.getrandbits(64), 1)
         most -= 1
-    stream = Stream(subject.cases(**item.law.draws), seeds, most)
+    turn = item.turn
+    design = subject.design(item.law, 0 if turn.before else turn.number, item.plan.source)
+    stream = Stream(subject.cases(**item.law.draws), seeds, most, design, turn.before)
     subject.runs.ahead = stream.draw_ahead
     yield from stream
 

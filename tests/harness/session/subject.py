@@ -22,7 +22,8 @@ from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import GRADIENTS
 from strategies.case import Case
-from strategies.cases import cases
+from strategies.cases import Space
+from strategies.design import Design
 from strategies.features import with_contiguous_inputs
 from strategies.focus import Focus
 from tests.harness.bugs.attribution import FailingExample
@@ -31,7 +32,7 @@ from tests.harness.bugs.bug import Bug
 from tests.harness.diagnosis.reruns import AGAIN
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.kernel_record import stored_case
-from tests.harness.law import Law
+from tests.harness.law import Law, place_among_laws
 from tests.harness.report.database import Kept, Near
 from tests.harness.run import Run
 from tests.harness.running.child import OutOfTime
@@ -61,6 +62,7 @@ class Subject:
         corpus: failing cases of earlier runs, which are run before any case is drawn.
         near: cases that came nearest to a bound in earlier runs, which are run early too.
         strategies: the strategies made so far.
+        designs: the covering designs made so far.
     """
 
     triage: Triage
@@ -70,6 +72,7 @@ class Subject:
     corpus: Sequence[Kept] = ()
     near: Sequence[Near] = ()
     strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = field(default_factory=dict)
+    designs: dict[tuple[Any, ...], Design] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.runs, self.known = self.triage.runs, self.triage.known
@@ -84,19 +87,39 @@ class Subject:
 
     def cases(self, **options: Any) -> st.SearchStrategy[Case]:
         """Return a strategy of claimed cases at this dtype; ``options`` are those of ``strategies.cases.cases``."""
-        if self.max_seqlen is not None:
-            options["max_seqlen"] = self.max_seqlen
         # Strategies are kept, because Hypothesis takes longer to validate a new one than to draw an example from it.
         key = (repr(self.focus), *sorted(options.items()))
         if key not in self.strategies:
-            self.strategies[key] = cases(
-                self.focus.capabilities,
-                heads=self.focus.heads,
-                dtype=self.dtype,
-                device_type=self.runs.device_type,
-                **options,
-            )
+            self.strategies[key] = self._space(self.dtype, options).strategy()
         return self.strategies[key]
+
+    def _space(self, dtype: str, options: Mapping[str, Any]) -> Space:
+        if self.max_seqlen is not None:
+            options = {**options, "max_seqlen": self.max_seqlen}
+        return Space(
+            capabilities=self.focus.capabilities,
+            heads=self.focus.heads,
+            dtype=dtype,
+            device_type=self.runs.device_type,
+            **options,
+        )
+
+    def design(self, law: Law, number: int, source: str) -> Design:
+        """Return the covering design of a law's cases; each ``number`` and ``source`` stands for other rows.
+
+        The items of all dtypes share it if all of them draw from the same claims.
+        """
+        key = (repr(self.focus), law.name, number)
+        if key not in self.designs:
+            dtypes = (self.dtype,) if self.runs.is_compiled else self.focus.capabilities.dtypes
+            spaces = [self._space(dtype, law.draws) for dtype in dtypes if dtype in law.dtypes]
+            self.designs[key] = Design(
+                spaces,
+                numbers="numbers" not in law.sets,
+                seed=f"{source} {law.name} {number}",
+                first=place_among_laws(law) * len(spaces),
+            )
+        return self.designs[key]
 
     def is_tried(self, run: Run, law: Law) -> bool:
         """Whether a run of an earlier session is repeated: it has this law and dtype, and a claimed case."""
@@ -326,17 +349,29 @@ class Subject:
 
 
 class Stream(Iterator[Case]):
-    """Cases from Hypothesis runs whose seeds are drawn from ``seeds``: at most ``most``, by default without end."""
+    """Cases from Hypothesis runs whose seeds are drawn from ``seeds``: at most ``most``, by default without end.
 
-    def __init__(self, strategy: SearchStrategy[Case], seeds: Random, most: float = math.inf) -> None:
-        self.strategy, self.seeds, self.left = strategy, seeds, most
+    With a ``design``, the cases have its levels, from the one of this ``number`` on.
+    """
+
+    def __init__(
+        self,
+        strategy: SearchStrategy[Case],
+        seeds: Random,
+        most: float = math.inf,
+        design: Design | None = None,
+        number: int = 0,
+    ) -> None:
+        self.strategy, self.seeds, self.left, self.design, self.number = strategy, seeds, most, design, number
         self.coming: deque[Case] = deque()
 
     def __next__(self) -> Case:
         self._draw()
         if not self.coming:
             raise StopIteration
-        return self.coming.popleft()
+        case, place = self.coming.popleft(), self.number
+        self.number += 1
+        return case if self.design is None else self.design.steered(place, case)
 
     def draw_ahead(self) -> None:
         """Draw the next cases, if none are left, while a case runs. An exception is raised by ``next`` only."""

@@ -51,6 +51,8 @@ class Turn:
         last: whether its round is the last one, in which huge strides are drawn as well.
         examples: the most examples that it has; None if only the clock ends it.
         series: turns of one series draw from the same compiled variants.
+        before: how many examples the earlier turns of its law and dtype have. A turn that the clock ends begins a
+            covering design of its own, as nobody knows how many they have.
     """
 
     number: int
@@ -59,17 +61,19 @@ class Turn:
     last: bool
     examples: int | None = None
     series: int = 0
+    before: int = 0
 
-    def focus(self, capabilities: Capabilities, is_compiled: bool, seed: object) -> Focus:
+    def focus(self, capabilities: Capabilities, is_compiled: bool, seed: object, number: int = 0) -> Focus:
         """Return what the turn draws from: all that the kernel claims, or a few variants if it ``is_compiled``.
 
-        The later the round, the more variants; ``series`` decides which. The last turn of a run by examples draws from
+        The later the round, the more variants; ``series`` decides which, and ``number``, by which the laws and dtypes
+        of a round differ. The last turn of a run by examples draws from
         all claims even for a compiled kernel, since no other turn would draw the variants that it leaves out.
         """
         claims = capabilities if self.last else without_huge_strides(capabilities)
         if not is_compiled or (self.last and self.examples is not None):
             return Focus(claims)
-        return focused(claims, self.round, f"{seed} {self.series}")
+        return focused(claims, self.round, f"{seed} {self.series}", number)
 
     def begins_far(self, focus: Focus, device_type: str) -> bool:
         """Whether the first example has huge strides in all tensors, as in the last of several turns on the CPU.
@@ -90,7 +94,8 @@ def turns_of_examples(examples: int) -> tuple[Turn, ...]:
     ends = [round(examples * sum(weights[: i + 1])) for i in range(len(weights))]
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return tuple(
-        Turn(i, i, weight=size, last=i == len(sizes) - 1, examples=size) for i, size in enumerate(sizes)
+        Turn(i, i, weight=size, last=i == len(sizes) - 1, examples=size, before=sum(sizes[:i]))
+        for i, size in enumerate(sizes)
     )
 
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from strategies.case import Case
-from strategies.cases import cases
+from strategies.cases import Space, cases
+from strategies.design import Design
 from strategies.focus import Focus
 from tests.harness.clock import Clock
 from tests.harness.session.item import draw_examples
@@ -40,6 +41,8 @@ def drawn_in_turn(turn: Turn, seed: int | None = None, shard: str | None = None)
         runs=SimpleNamespace(in_turns=nullcontext, device_type="cpu"),
     )
     subject.cases = lambda **options: cases(CLAIMS, dtype="float16", **options)
+    space = Space(capabilities=CLAIMS, dtype="float16", **forward.draws)
+    subject.design = lambda law, number, source: Design([space], seed=f"{source} {number}")
     draw_examples(item, subject)
     return found
 
