@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
+from strategies.coverage import Tried
 from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
 from tests.harness.bugs.imprecise import Imprecise, sentence
 from tests.harness.law import by_place, law_named
@@ -338,6 +339,13 @@ class Results:
             for kernel, found in examples.items()
         }
 
+    def tried(self) -> dict[str, Tried]:
+        """Return by kernel how many levels of the fields of cases, pairs and triples of levels were tried."""
+        return {
+            kernel: self.infos[kernel].coverage.tried(tuple(map(int, levels.split())) for levels in counts)
+            for kernel, counts in self.counters("levels").items()
+        }
+
     def distribution(self) -> list[dict[str, Any]]:
         """Return a row for each kernel, dtype and tensor: the distribution of an example's largest error over bound.
 
@@ -397,6 +405,7 @@ class Results:
             "less_precise": self.less_precise_told(),
             "error_over_bound": self.distribution(),
             "coverage": self.coverage(),
+            "tried": {kernel: asdict(tried) for kernel, tried in self.tried().items()},
         }
 
     def _row(self, key: Key) -> dict[str, Any]:
@@ -405,7 +414,7 @@ class Results:
         counts = {
             f.name: getattr(tally, f.name)
             for f in fields(tally)
-            if f.name not in ("histogram", "cells", *CASES)
+            if f.name not in ("histogram", "cells", "levels", *CASES)
         }
         twins = {twin: one.bug.key for one in self.concluded for twin in one.twins}
         reports = sorted({twins.get(folder, folder) for folder in self.broken.get(key, ())})

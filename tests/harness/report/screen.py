@@ -9,6 +9,7 @@ from typing import Any
 
 from _pytest._io import TerminalWriter
 
+from strategies.coverage import told as told_tried
 from tests.harness.bugs.failure import headline
 from tests.harness.report.conclusion import CASE, OFFER, DistinctBug
 from tests.harness.report.folder import replay_line
@@ -196,6 +197,8 @@ def _sections(
         yield {"red": True}, bug_lines(number, one, report_dir, writer.fullwidth, most)
     for kernel, told in results.less_precise_told().items():
         yield {}, [f"{kernel}: {told}"]
+    for kernel, tried in results.tried().items():
+        yield {}, wrapped(f"{kernel}: tried {told_tried(tried)}", writer.fullwidth)
     for kernel, laws in results.untried().items():
         yield {"yellow": True}, wrapped(f"{kernel}: not tried: {laws}", writer.fullwidth)
     replay = [f"replay: {replay_line(one.bug.failure, report_dir)}" for one in concluded[:1]]

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kernels.contract import Capabilities, KnownFailure
 from kernels.registry import PUBLIC, REGISTERED
+from strategies.coverage import Coverage
 from tests.harness.kernel_record import described, known_failure
 from tests.harness.running.child import Child, ChildDied
+from tests.harness.running.tally import coverage_of
 from tests.harness.verdict import Finding, Verdict
 
 PROBE_SECONDS = 60.0
@@ -44,6 +47,11 @@ class KernelInfo:
         if "error" in answer:
             raise ValueError(answer["error"])
         return cls.from_dict({"spec": spec, "stated": claims, **answer})
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What tells how much was tried of what the kernel claims."""
+        return coverage_of(self.capabilities)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON."""

@@ -203,12 +203,20 @@ class Runs:
         if is_changed and verdict.status == "refused":
             return verdict
         self.tally.add(verdict, case)
+        if verdict.status in ("held", "broken") and not law_named(law).expects_refusal:
+            self._note_levels(case)
         if verdict.status == "held":
             self.held.append((law, case))
             for tensor, ratio in verdict.worst.items():
                 if ratio > self.nearest.get(tensor, (0.0, case))[0]:
                     self.nearest[tensor] = ratio, case
         return verdict
+
+    def _note_levels(self, case: Case) -> None:
+        """Count the levels of a case whose calls were judged, if some of them were not together in a case before."""
+        levels = self.info.coverage.levels_of(case)
+        if self.info.coverage.is_new(levels):
+            self.tally.levels[" ".join(map(str, levels))] += 1
 
     @contextmanager
     def in_turns(self) -> Iterator[None]:

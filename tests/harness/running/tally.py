@@ -12,12 +12,14 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, claimed_scales
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, Space, claimed_scales
+from strategies.coverage import Coverage
+from strategies.design import Design
 from strategies.features import LENGTHS, UNEQUAL, in_plain_layouts, text
 from strategies.lengths import MAX_SEQLEN, TILES, shortest_lengths
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
-from tests.harness.law import law_named
+from tests.harness.law import LAWS, law_named
 from tests.harness.verdict import Verdict
 
 BINS = 1000
@@ -43,7 +45,7 @@ COUNTS = (
 
 COUNTERS = (
     *("reasons", "skip_reasons", "judged", "idle", "noted", "shown"),
-    *("designs", "changes", "watched", "cells"),
+    *("designs", "changes", "watched", "cells", "levels"),
 )
 """The fields of a tally that count examples by a word."""
 
@@ -90,6 +92,8 @@ class Tally:
         changes: the number of cases after whose calls each piece of the process's state was left changed.
         watched: the number of examples that were run once more under each sanitizer.
         cells: the number of examples in each cell of the space of cases: see ``cells``.
+        levels: examples that were the first with some three levels of the fields, as ``strategies.coverage`` numbers
+            them, by these numbers.
         refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers. They are
             the keys of a dict, which are merged without computing their hashes anew.
     """
@@ -126,6 +130,7 @@ class Tally:
     changes: Counter[str] = field(default_factory=Counter)
     watched: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
+    levels: Counter[str] = field(default_factory=Counter)
     refused_cases: dict[Case, None] = field(default_factory=dict)
     answered_cases: dict[Case, None] = field(default_factory=dict)
 
@@ -338,6 +343,18 @@ def is_judged(law: str, cell: str) -> bool:
     if cell.partition("=")[0] in VALUES and "numbers" in declared.sets:
         return False
     return not declared.expects_refusal and (declared.takes_gradients or not cell.startswith("dout_"))
+
+
+def coverage_of(c: Capabilities) -> Coverage:
+    """Return what tells how much was tried of the calls that a kernel claims to answer, under all laws together."""
+    found: dict[object, Design] = {}
+    for declared in map(law_named, LAWS):
+        dtypes = [dtype for dtype in c.dtypes if declared.applies_to(c, dtype)]
+        if dtypes and not declared.expects_refusal:
+            spaces = [Space(capabilities=c, dtype=dtype, **declared.draws) for dtype in dtypes]
+            design = Design(spaces, numbers="numbers" not in declared.sets)
+            found.setdefault(tuple((axis.name, axis.levels) for axis in design.axes), design)
+    return Coverage([*found.values()])
 
 
 def by_field(claims: Iterable[str], examples: Mapping[str, int]) -> dict[str, dict[str, int]]:
