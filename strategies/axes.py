@@ -113,7 +113,7 @@ def _counts(few: Iterable[int], many: Sequence[int]) -> dict[Level, Sequence[int
 def range_of(value: int) -> str:
     """Return 0 and a power of two as they are, and any other number by the powers around it, as kernels pad it."""
     power = 1 << (value - 1).bit_length() if value else 0
-    return str(value) if value == power else f"{power // 2 + 1}-{power - 1}"
+    return str(value) if value in (power, 3) else f"{power // 2 + 1}-{power - 1}"
 
 
 def _field(name: str, case: Case) -> Level:

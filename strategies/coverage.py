@@ -1,6 +1,6 @@
 """How much of the space of a kernel's cases was tried: levels of its fields, and pairs and triples of levels."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -9,6 +9,8 @@ from strategies.axes import Axis, Level
 from strategies.case import Case
 from strategies.design import Design
 
+SET_BY_LAWS = {"numbers": "numbers", "scores": "sm_scale", "lengths": "lengths"}
+"""The axis of each thing that a law may set."""
 Levels = tuple[int, ...]
 """The levels of a case, by their numbers, the smallest first."""
 
@@ -40,9 +42,10 @@ class Coverage:
         self.number = {name: i for i, name in enumerate(self.names)}
         self.seen: set[Levels] = set()
 
-    def levels_of(self, case: Case) -> Levels:
-        """Return the levels of a case."""
-        names = ((axis.name, axis.level(case)) for axis in self.axes.values())
+    def levels_of(self, case: Case, sets: Collection[str] = ()) -> Levels:
+        """Return the levels of a case, but for those of what a law ``sets`` whatever the case says: see ``Law``."""
+        unheard = [SET_BY_LAWS[name] for name in sets]
+        names = ((axis.name, axis.level(case)) for axis in self.axes.values() if axis.name not in unheard)
         return tuple(sorted(self.number[name] for name in names if name in self.number))
 
     def is_new(self, levels: Levels) -> bool:

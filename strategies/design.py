@@ -23,8 +23,8 @@ USUAL = 4
 """Every fourth row has levels that models use, chosen at random, and no others."""
 MOST_HEADS = {"cpu": 128, "cuda": 4096}
 """The most query heads of all batch elements together that such a case has: a program each, interpreted or not."""
-SHARE = {"cpu": 16, "cuda": 16}
-"""A case that is given levels has one of so many parts of the most products, by device type."""
+SHARE = 16
+"""A case that is given levels has one of so many parts of the most products."""
 
 
 class Design:
@@ -75,7 +75,7 @@ class Design:
         """Return a case with the levels of a row, as far as it can have them all; itself if it has to stay as it is."""
         space = self.spaces[self.dtypes.index(case.dtype)]
         changed = with_heads_at_most(MOST_HEADS[space.device_type], self.with_levels(space, case, row))
-        limits = space.within(SHARE[space.device_type])
+        limits = space.within(SHARE)
         if changed.seqlen_q == changed.seqlen_k:  # to cut one of the lengths would make them unequal
             changed = with_fewer_heads(changed, **limits)
         cut = space.fitted(cut_down(space.claims, (), limits, limits, "seqlen_k", changed))

@@ -17,7 +17,7 @@ from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import with_gradients
 from tests.harness.clock import LEAST_SECONDS, Clock
-from tests.harness.law import law_named
+from tests.harness.law import Law, law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
 from tests.harness.running.child import Child, ChildDied, HarnessError, OutOfTime
 from tests.harness.running.journal import Journal
@@ -203,8 +203,8 @@ class Runs:
         if is_changed and verdict.status == "refused":
             return verdict
         self.tally.add(verdict, case)
-        if verdict.status in ("held", "broken") and not law_named(law).expects_refusal:
-            self._note_levels(case)
+        if verdict.status in ("held", "broken"):
+            self._note_levels(law_named(law), case)
         if verdict.status == "held":
             self.held.append((law, case))
             for tensor, ratio in verdict.worst.items():
@@ -212,10 +212,10 @@ class Runs:
                     self.nearest[tensor] = ratio, case
         return verdict
 
-    def _note_levels(self, case: Case) -> None:
+    def _note_levels(self, law: Law, case: Case) -> None:
         """Count the levels of a case whose calls were judged, if some of them were not together in a case before."""
-        levels = self.info.coverage.levels_of(case)
-        if self.info.coverage.is_new(levels):
+        levels = self.info.coverage.levels_of(case, law.sets)
+        if not law.expects_refusal and self.info.coverage.is_new(levels):
             self.tally.levels[" ".join(map(str, levels))] += 1
 
     @contextmanager

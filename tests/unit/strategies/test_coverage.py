@@ -55,6 +55,14 @@ def test_what_is_told_is_what_a_count_gives() -> None:
     assert tried.levels[0] == len({(x, one[x]) for one in found for x in one if one[x] is not None})
 
 
+def test_what_a_law_sets_itself_was_not_tried_by_its_cases() -> None:
+    case, number = Case(seqlen_q=128, seqlen_k=128, head_dim=64), coverage()
+    names = [
+        {number.names[i][0] for i in number.levels_of(case, sets)} for sets in ((), ("numbers", "lengths"))
+    ]
+    assert names[0] - names[1] == {"numbers", "lengths"}
+
+
 def test_all_is_tried_by_every_combination() -> None:
     number = coverage()
     numbers = [[number.number[axis.name, level] for level in axis.levels] for axis in number.axes.values()]
