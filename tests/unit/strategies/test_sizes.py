@@ -8,14 +8,15 @@ from kernels.contract import AttentionKernel, Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from strategies.cases import Space
+from strategies.cases import Space, without_huge_strides
 from strategies.design import Design
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.properties.test_forward import forward
 from tests.unit.support import sizes
 from tests.unit.support.drawing import sample
 
-CLAIMS = Capabilities(backward=False, lse=False)
+CLAIMS = without_huge_strides(Capabilities(backward=False, lse=False))
+"""Without gigabytes that a failing trial may hold for a while, since other tests of the process need memory."""
 NUMBER = 100
 """As many cases of a dtype are tried as a default run has time for in the slowest kernels."""
 
