@@ -29,6 +29,9 @@ MANY_HEADS = (7, 20, 25, 32, 71)
 MANY_IN_GROUP = (7, 16, 32, 71, 128)
 """Numbers of heads of models, most of which few other numbers divide."""
 
+MANY_OF = "many"
+"""The level of such numbers."""
+
 Level = Any
 """A value of a field, or a name for several."""
 
@@ -107,7 +110,7 @@ def _of_ranges(name: str, members: Mapping[Level, Sequence[Any]], usual: int = 1
 
 def _counts(few: Iterable[int], many: Sequence[int]) -> dict[Level, Sequence[int]]:
     """Return a level for each of a few numbers, and one for many."""
-    return {**{number: (number,) for number in few}, "many": many}
+    return {**{number: (number,) for number in few}, MANY_OF: many}
 
 
 def range_of(value: int) -> str:

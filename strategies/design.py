@@ -11,7 +11,7 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-from strategies.axes import Axis, Level, axes_of
+from strategies.axes import MANY_OF, Axis, Level, axes_of
 from strategies.case import Case
 from strategies.cases import Space
 from strategies.limits import cut_down, is_affordable, with_fewer_heads, with_heads_at_most
@@ -76,9 +76,11 @@ class Design:
         space = self.spaces[self.dtypes.index(case.dtype)]
         changed = with_heads_at_most(MOST_HEADS[space.device_type], self.with_levels(space, case, row))
         limits = space.within(SHARE)
-        if changed.seqlen_q == changed.seqlen_k:  # to cut one of the lengths would make them unequal
+        has_many = MANY_OF in row.values()
+        if changed.seqlen_q == changed.seqlen_k and not has_many:  # to cut one length would make them unequal
             changed = with_fewer_heads(changed, **limits)
-        cut = space.fitted(cut_down(space.claims, (), limits, limits, "seqlen_k", changed))
+        kept = "heads" if has_many else "seqlen_k"
+        cut = space.fitted(cut_down(space.claims, (), limits, limits, kept, changed))
         return cut if space.claims.admits(cut) and is_affordable(cut, **space.limits) else case
 
     def with_levels(self, space: Space, case: Case, row: Row) -> Case:

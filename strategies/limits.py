@@ -22,6 +22,8 @@ CUT = ("seqlen_q", "seqlen_k", "heads")
 """What is cut from a case that is too large, in this order."""
 KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
 """What is cut last instead: one of these is drawn for each case."""
+COUNTS = ("batch", "heads_kv", "group")
+"""The fields of a case that say how many heads it has in all."""
 SHORTEST_TWICE = 2
 """A case may be so many times as large as the smallest that is claimed, whatever the limits are."""
 Heads = tuple[int, int, int]
@@ -64,19 +66,18 @@ def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -
 
 def with_fewer_heads(case: Case, **limits: Any) -> Case:
     """Drop batch and heads from an expensive case, which would else be rejected, so that long sequences are drawn."""
-    names = ("batch", "heads_kv", "group")
-    for place in range(len(names)):  # The seed decides which is dropped first.
+    for place in range(len(COUNTS)):  # The seed decides which is dropped first.
         if not is_affordable(case, **limits):
-            one: dict[str, Any] = {names[(place + case.seed) % len(names)]: 1}
+            one: dict[str, Any] = {COUNTS[(place + case.seed) % len(COUNTS)]: 1}
             case = changed(case, **one)
     return case
 
 
 def with_heads_at_most(most: int, case: Case) -> Case:
-    """Drop the batch, the key heads and the groups of a case, in this order, until it has so many heads in all."""
-    for name in ("batch", "heads_kv", "group"):
+    """Drop the batch, the key heads or the groups of a case until it has so many heads in all; the seed says which."""
+    for place in range(len(COUNTS)):
         if case.batch * case.heads_q > most:
-            case = changed(case, **{name: 1})
+            case = changed(case, **{COUNTS[(place + case.seed) % len(COUNTS)]: 1})
     return case
 
 

@@ -1,6 +1,7 @@
 """The cases of one law in a default run have the sizes and options at which kernels of models are wrong."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 
@@ -17,8 +18,8 @@ from tests.unit.support.drawing import sample
 
 CLAIMS = without_huge_strides(Capabilities(backward=False, lse=False))
 """Without gigabytes that a failing trial may hold for a while, since other tests of the process need memory."""
-NUMBER = 100
-"""As many cases of a dtype are tried as a default run has time for in the slowest kernels."""
+NUMBER = 200
+"""A default run has as many examples of a law at a dtype."""
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -57,4 +58,4 @@ def test_rows_past_1024_are_tried_under_a_causal_mask(seed: int) -> None:
 
 def test_a_sound_function_holds_in_all_of_them() -> None:
     kernel = function("sound")
-    assert not any(is_broken(kernel, case) for case in cases(0))
+    assert not any(is_broken(kernel, case) for case in islice(cases(0), 300))
