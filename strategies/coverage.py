@@ -1,6 +1,6 @@
 """How much of the space of a kernel's cases was tried: levels of its fields, and pairs and triples of levels."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -66,29 +66,31 @@ class Coverage:
 
     def tried(self, cases: Iterable[Levels]) -> Tried:
         """Return how much was tried by cases of these levels. A triple can be tried if each of its pairs can."""
-        together: set[Levels] = set()
-        had: set[int] = set()
+        had = 0
+        together: dict[
+            Levels, int
+        ] = {}  # for each pair, a set of bits: the levels of all cases that have both
         for levels in cases:
-            had.update(levels)
-            together.update(pair for pair in combinations(levels, 2) if self._can_be(pair))
-            together.update(three for three in combinations(levels, 3) if self._can_be(three))
-        pairs = sum(len(levels) == 2 for levels in together)
+            of_case = sum(1 << i for i in levels)
+            had |= of_case
+            for pair in combinations(levels, 2):
+                together[pair] = together.get(pair, 0) | of_case
+        pairs = [
+            pair for pair in combinations(range(len(self.names)), 2) if self.possible[pair[0]] >> pair[1] & 1
+        ]
         return Tried(
-            (len(had), len(self.names)),
-            (pairs, sum(x.bit_count() for x in self.possible) // 2),
-            (len(together) - pairs, sum(self._triples())),
-            tuple(name for i, name in enumerate(self.names) if i not in had),
+            (had.bit_count(), len(self.names)),
+            (sum(pair in together for pair in pairs), len(pairs)),
+            (
+                sum((together.get(pair, 0) & self._beyond(*pair)).bit_count() for pair in pairs),
+                sum(self._beyond(*pair).bit_count() for pair in pairs),
+            ),
+            tuple(name for i, name in enumerate(self.names) if not had >> i & 1),
         )
 
-    def _can_be(self, levels: Levels) -> bool:
-        return all(self.possible[i] >> j & 1 for i, j in combinations(levels, 2))
-
-    def _triples(self) -> Iterator[int]:
-        """Yield the number of possible triples for each pair of their smallest levels."""
-        for i, partners in enumerate(self.possible):
-            for j in range(i + 1, len(self.names)):
-                if partners >> j & 1:
-                    yield (partners & self.possible[j] >> j + 1 << j + 1).bit_count()
+    def _beyond(self, i: int, j: int) -> int:
+        """Return a set of bits: the levels with numbers above ``j`` that a case can have beside two levels."""
+        return (self.possible[i] & self.possible[j]) >> j + 1 << j + 1
 
 
 def told(tried: Tried) -> str:
