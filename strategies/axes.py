@@ -19,9 +19,9 @@ MOST_TILES = 2
 MANY = 1024
 """A sequence of more rows or keys is long. Some kernels take others for such sequences, or parts of so many keys."""
 POWERS = (10, 11, 12)
-"""Long sequences are a little longer than one of these powers of two."""
+"""Exponents: a long sequence is a little longer than two to the power of one of these."""
 BEYOND = (1, 2, 33)
-"""By so much."""
+"""A long sequence is longer than its power of two by one of these numbers."""
 FEW_ROWS = 16
 """The most rows beside many keys, and the most keys beside many rows."""
 LARGE_BATCHES = (4, 5, 17)
@@ -30,7 +30,7 @@ MANY_IN_GROUP = (7, 16, 32, 71, 128)
 """Numbers of heads of models, most of which few other numbers divide."""
 
 MANY_OF = "many"
-"""The level of such numbers."""
+"""The name of the level of a batch, key heads or groups of many."""
 
 Level = Any
 """A value of a field, or a name for several."""
@@ -98,7 +98,7 @@ def _of_field(name: str, values: Iterable[Any], usual: int = 1) -> Axis:
 
 
 def _of_ranges(name: str, members: Mapping[Level, Sequence[Any]], usual: int = 1) -> Axis:
-    """Return the axis of one field that has several values in some of its levels."""
+    """Return the axis of one field; ``members`` has the values of the field that count as each level."""
     levels = {value: level for level, own in members.items() for value in own}
 
     def give(case: Case, level: Level) -> Case:
@@ -216,7 +216,7 @@ def _lengths(case: Case) -> Level:
 
 
 def _with_lengths(space: Space, case: Case, level: Level) -> Case:
-    """Return a case with lengths that relate so, as near to its own as may be."""
+    """Return a case whose seqlen_q and seqlen_k are of a level, such as equal, and near those that it had."""
     if _lengths(case) == level:
         return case
     few, many = sorted((case.seqlen_q, case.seqlen_k))

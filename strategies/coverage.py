@@ -10,7 +10,7 @@ from strategies.case import Case
 from strategies.design import Design
 
 SET_BY_LAWS = {"numbers": "numbers", "scores": "sm_scale", "lengths": "lengths"}
-"""The axis of each thing that a law may set."""
+"""What a law may set whatever its cases say (``Law.sets``), with the name of the axis that then tells nothing."""
 Levels = tuple[int, ...]
 """The levels of a case, by their numbers, the smallest first."""
 

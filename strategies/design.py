@@ -24,7 +24,7 @@ USUAL = 4
 MOST_HEADS = {"cpu": 128, "cuda": 4096}
 """The most query heads of all batch elements together that such a case has: a program each, interpreted or not."""
 SHARE = 16
-"""A case that is given levels has one of so many parts of the most products."""
+"""A case that is given levels has at most the most products of any case, divided by this."""
 
 
 class Design:
