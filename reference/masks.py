@@ -30,6 +30,7 @@ def visible(
     group: int = 1,
     key_padding_mask: Tensor | None = None,
     pattern: MaskPattern = NO_PATTERN,
+    diagonals: Tensor | None = None,
 ) -> Tensor | None:
     """Which keys the queries ``rows`` see: (group * rows, seqlen_k) bool, or None where they see every key.
 
@@ -37,22 +38,25 @@ def visible(
     causal mask hides the keys after it. ``pattern`` says what else hides keys by their places, or lets them be seen.
     The mask is repeated for the ``group`` heads folded into rows. With a ``key_padding_mask`` (batch, seqlen_k) bool,
     sequence b sees only those keys where it is True. With a pattern or a key padding mask, the result is
-    (batch or 1, 1, group * rows or 1, seqlen_k). Raises ValueError for another alignment.
+    (batch or 1, 1, group * rows or 1, seqlen_k). If the queries are some of a longer sequence, ``diagonals``
+    (seqlen_q,) int64 are the last keys on their diagonals there. Raises ValueError for another alignment.
     """
     if alignment not in ALIGNMENTS:
         raise ValueError(f"alignment: got {alignment!r}, expected one of {ALIGNMENTS}")
-    start, stop, _ = rows.indices(seqlen_q)
-    last_key_of_first_row = start + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
     attended = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    is_cut = causal and last_key_of_first_row < seqlen_k - 1
-    if not is_cut and not pattern:
+    first = seqlen_k - seqlen_q if alignment == "bottom_right" else 0
+    if not pattern and not (
+        causal and (diagonals is not None or rows.indices(seqlen_q)[0] + first < seqlen_k - 1)
+    ):
         return attended
-    seen = torch.ones(stop - start, seqlen_k, dtype=torch.bool, device=device)
-    if is_cut:
-        seen.tril_(last_key_of_first_row)
+    if diagonals is None:
+        diagonals = torch.arange(first, first + seqlen_q, device=device)
+    diagonals, keys = diagonals[rows, None], torch.arange(seqlen_k, device=device)
+    seen = (
+        keys <= diagonals if causal else torch.ones(len(diagonals), seqlen_k, dtype=torch.bool, device=device)
+    )
     if pattern:
-        diagonals = torch.arange(stop - start, device=device)[:, None] + last_key_of_first_row
-        seen = _with_pattern(seen, pattern, diagonals, torch.arange(seqlen_k, device=device))
+        seen = _with_pattern(seen, pattern, diagonals, keys)
     seen = seen if group == 1 else seen.repeat(group, 1)
     seen = seen[None, None] if pattern else seen
     return seen if attended is None else seen & attended

@@ -36,6 +36,10 @@ of a part's own softmax is 1 at most, so in dv each weight errs by as much, abso
 dP - delta of the part, plus the gradient of its lse, s (1 - s) g (out_s - out), and that of the running lse, which the
 factors 1 - s of later merges multiply: each of the four errs by ``difference_error`` of the largest |dP| of the row.
 
+If rows are some of a longer sequence, and dout is 0 in all others (``Exact.is_part``), dk and dv are the same sums:
+what other rows add is 0, by which no running sum changes. A design that stores them after so many rows may store them
+after each of these rows, as they may lie apart.
+
 A bias is added after the soft-cap and after the scale, so dbias is the sum of dS = P (dP - delta) before both, over the
 n rows, heads and sequences that share an entry of the bias; n = 1 where it has an entry for each score. Each dS errs as
 it does in dq and dk. If it is stored, or is the gradient of an expanded bias, it is rounded to the format of the output
@@ -92,29 +96,32 @@ def backward_bounds(
     safety: float | None = None,
     clustered: bool = True,
     bias_shape: Sequence[int] | None = None,
+    keys: Tensor | None = None,
 ) -> GradientBounds:
     """Return the gradients and their bounds, by rule 1 (``safety=None``) or rule 2, which is never above rule 1.
 
     ``dout`` (B, H, R, D), ``out`` (B, H, R, D) and ``lse`` (B, H, R) are folded and float64; out and lse are the
     kernel's own (teacher-forced). If either is None, the exact one is used and ``forward`` must hold its rule-1
     bounds. ``safety`` and ``clustered`` are those of ``forward_bounds``. With ``bias_shape``, the shape of a bias
-    (batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k), there is dbias as well. Raises ValueError if out or lse is
-    missing and ``forward`` is too.
+    (batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k), there is dbias as well. With ``keys`` (number,) int64, dk and
+    dv are those of these keys alone. Raises ValueError if out or lse is missing and ``forward`` is too.
     """
-    a, rows, keys = arithmetic, e.q.shape[-2], e.k.shape[-2]
+    a, rows, terms = arithmetic, e.q.shape[-2], e.k.shape[-2]
     t = _terms(e, dout, a, out, lse, forward, safety, clustered)
     dbias = None if bias_shape is None else _bias_gradient(e, t, a, bias_shape, safety, clustered)
     scale, last = abs(e.sm_scale), a.output.roundoff
     # If an operand was scaled and rounded, the gradient of the scaled operand may be stored before it is scaled back.
     q_first, k_first = (x or a.qk_prescaled or a.rounded_scores for x in (a.q_prescaled, a.k_prescaled))
     parts = PARTIAL_STORES * a.rounded_partials
-    stores_of_rows = stores_in_between(rows, a.dk_dv_rows) + k_first + parts
-    stores_of_keys = stores_in_between(keys, a.dq_keys) + q_first + parts
+    in_between = stores_in_between(rows, 1 if e.is_part and a.dk_dv_rows else a.dk_dv_rows)
+    stores_of_rows = in_between + k_first + parts
+    stores_of_keys = stores_in_between(terms, a.dq_keys) + q_first + parts
     of_rows = math.expm1(stores_of_rows * last) + q_first * a.weights.roundoff
     of_keys = math.expm1(stores_of_keys * last) + k_first * a.weights.roundoff
-    dv = _product(t.weights.transposed(), dout, a, of_rows, safety, clustered)
     dq = _product(t.grad_s, e.k, a, of_keys, safety, clustered)
-    dk = _product(t.grad_s.transposed(), e.q, a, of_rows, safety, clustered)
+    k = t if keys is None else t.of_some(keys)
+    dv = _product(k.weights.transposed(), dout, a, of_rows, safety, clustered)
+    dk = _product(k.grad_s.transposed(), e.q, a, of_rows, safety, clustered)
     dq_error, dk_error, dv_error = dq.error, dk.error, dv.error
     # dq is accumulated with round(k * sm_scale * log2 e) in units of ln 2, dk with round(q * sm_scale). Where both are
     # multiplied by the root r, the gradients of both products are multiplied by r as well, and what underflows is too.
@@ -124,14 +131,14 @@ def backward_bounds(
     if k_first:
         dq_error += below * t.grad_s.size.sum(-1, keepdim=True)
     if q_first:
-        dk_error += below * t.grad_s.size.sum(-2)[..., None]
+        dk_error += below * k.grad_s.size.sum(-2)[..., None]
 
     # Each store may underflow. dq and dk may be stored before or after they are scaled, which may include log2 e.
     floor = a.output.underflow
     scale_back = scale / math.log(2) if a.k_prescaled or a.q_prescaled or a.qk_prescaled else scale
     of_heads = stores_in_group(a, e.group)
     heads = e.group + of_heads - 1 if of_heads else 1
-    dq_floor = (1 + stores_of_keys * max(1.0, scale_back)) * floor + scale * atomic_flush(a, keys)
+    dq_floor = (1 + stores_of_keys * max(1.0, scale_back)) * floor + scale * atomic_flush(a, terms)
     dk_floor = (heads + stores_of_rows * max(1.0, scale_back)) * floor
     dv_floor = (heads + stores_of_rows) * floor + rows * SUBNORMAL_FLUSH
     scaled = last + 4 * FP32_ROUNDOFF
@@ -142,12 +149,12 @@ def backward_bounds(
         min(FLOAT32_SAFE, a.output.maximum if stores else math.inf) / max(1.0, scale)
         for stores in (stores_of_keys, stores_of_rows)
     )
-    dq_lost, dk_lost = t.rows_lost | ~(dq.size < dq_most), t.keys_lost | ~(dk.size < dk_most)
+    dq_lost, dk_lost = t.rows_lost | ~(dq.size < dq_most), k.keys_lost | ~(dk.size < dk_most)
     dv_lost = t.values_lost | ~(dv.size < a.output.maximum) if stores_of_rows else t.values_lost
     if of_heads:
         of_group = (1 + last) ** of_heads - 1
-        dk_parts, dk_stores = _stores_of_group(t.grad_s, e.q, dk, e.group, of_heads, last, safety)
-        dv_parts, dv_stores = _stores_of_group(t.weights, dout, dv, e.group, of_heads, last, safety)
+        dk_parts, dk_stores = _stores_of_group(k.grad_s, e.q, dk, e.group, of_heads, last, safety)
+        dv_parts, dv_stores = _stores_of_group(k.weights, dout, dv, e.group, of_heads, last, safety)
         dk_error.add_(dk_stores)
         dv_error.add_(dv_stores)
         dk_lost = dk_lost | ~(dk_parts * scale * (1 + of_group) < a.output.maximum)
@@ -187,6 +194,14 @@ class _Operand:
     seen: Tensor | None
     casts: int = 1
 
+    def of_some(self, keys: Tensor) -> "_Operand":
+        """Return the operand of some keys alone."""
+        seen = None if self.seen is None else self.seen[..., keys]
+        value, size, error, weights = (
+            x[..., keys] for x in (self.value, self.size, self.error, self.weights)
+        )
+        return _Operand(value, size, error, weights, seen, self.casts)
+
     def transposed(self) -> "_Operand":
         seen = None if self.seen is None else self.seen.mT
         return _Operand(self.value.mT, self.size.mT, self.error.mT, self.weights.mT, seen, self.casts)
@@ -216,6 +231,15 @@ class _Terms:
     rows_lost: Tensor
     keys_lost: Tensor
     values_lost: Tensor
+
+    def of_some(self, keys: Tensor) -> "_Terms":
+        """Return what dk and dv of some keys alone are made of."""
+        return replace(
+            self,
+            weights=self.weights.of_some(keys),
+            grad_s=self.grad_s.of_some(keys),
+            keys_lost=self.keys_lost[..., keys, :],
+        )
 
 
 def _terms(

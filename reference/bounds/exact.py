@@ -39,7 +39,7 @@ class Exact:
     (1 - dropout_p), or None without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R, N), their
     derivative by the scaled products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes part in each
     row's softmax, -inf for none; added_size (B or 1, H, R, N), the size of what is added to scores, term by term, or
-    None if nothing is.
+    None if nothing is; is_part: whether the rows are some of a longer sequence.
     """
 
     q: Tensor
@@ -64,6 +64,7 @@ class Exact:
     cap_slope: Tensor | None = None
     sink: Tensor | None = None
     added_size: Tensor | None = None
+    is_part: bool = False
 
     def dropped(self, x: Tensor) -> Tensor:
         """``x`` (B, H, R, N) after dropout."""
@@ -121,6 +122,7 @@ def exact(
     pattern: MaskPattern = NO_PATTERN,
     rule: ScoreRule = PLAIN,
     hides_all: bool = True,
+    diagonals: Tensor | None = None,
 ) -> Exact:
     """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
@@ -129,7 +131,9 @@ def exact(
     ``reference.dropout`` says; first_head is that of ``keep_mask``, pattern that of ``masks.visible``, rule that
     of ``reference.score_rule``. With a ``quantisation``, everything is computed from the quantised operands, and
     ``product_floor`` is in units of a block's scale. ``units`` (2, batch, heads_kv) are the units of ``product_floor``
-    for q and for k, if these are products of 8-bit numbers with such scales. ``hides_all`` is that of ``Capabilities``.
+    for q and for k, if these are products of 8-bit numbers with such scales. ``hides_all`` is that of ``Capabilities``,
+    ``diagonals`` that of ``masks.visible``; what else goes by the numbers of rows, dropout, ALiBi and blocks of a
+    quantisation, is not known for some rows of a longer sequence.
 
     Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
@@ -139,6 +143,7 @@ def exact(
         group=group,
         key_padding_mask=key_padding_mask,
         pattern=pattern,
+        diagonals=diagonals,
     )
     z = None
     if dropout_p:
@@ -203,6 +208,7 @@ def exact(
         cap_slope=rule.slope(applied - bias) if rule.softcap else None,
         sink=sink,
         added_size=added_size,
+        is_part=diagonals is not None,
     )
 
 
