@@ -7,6 +7,7 @@ from typing import Any
 
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, TENSORS, Case, changed
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Space, claimed_scales, without_huge_strides
+from strategies.scales import scale_of
 
 MOST_LEVELS = 12
 """A field with more claimed values has a level for each power of two, and one for the values between two of them."""
@@ -75,14 +76,17 @@ def axes_of(space: Space, dtypes: Sequence[str], *, numbers: bool = True) -> tup
         Axis("layout", layouts, _layout, _in_layout, sum(name in ("contiguous", "bnhd") for name in layouts)),
         Axis("sm_scale", _scales(space), _scale, partial(_with_scale, space)),
     ]
-    if space.heads is None:
+    if space.large:
+        found.append(Axis("size", space.scales, scale_of, space.with_scale))
+    elif space.heads is None:
         if c.grouped_heads:
             found.append(_of_ranges("group", _counts((1, 4, 8, *GROUPS), MANY_IN_GROUP), 3))
         found.append(_of_ranges("batch", _counts(BATCHES, LARGE_BATCHES), 3))
         found.append(_of_ranges("heads_kv", _counts((2, *HEADS_KV), MANY_HEADS), 3))
-    if numbers and not space.nonfinite:
+    if numbers and not space.nonfinite and not space.large:
         found.append(Axis("numbers", ("normal", "others"), _numbers, _with_numbers))
-    found.append(Axis("lengths", _length_levels(space), _lengths, partial(_with_lengths, space), 2))
+    if not space.large:
+        found.append(Axis("lengths", _length_levels(space), _lengths, partial(_with_lengths, space), 2))
     return tuple(axis for axis in found if len(axis.levels) > 1)
 
 

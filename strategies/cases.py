@@ -27,6 +27,7 @@ from strategies.limits import (
 )
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
+from strategies.scales import MOST_LARGE, scales_claimed, with_scale
 from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 
@@ -115,6 +116,7 @@ class Space:
             of the claim of its name, the others may be ``none``. Without ``dense`` calls each case has a kind of
             ``ragged``.
         far: all tensors have huge strides, where that is claimed.
+        large: cases have sizes of ``strategies.scales``, normal numbers and no huge strides.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
@@ -133,6 +135,7 @@ class Space:
     gradients: bool = False
     calls: tuple[str, ...] = ()
     far: bool = False
+    large: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in self.capabilities.dtypes:
@@ -145,7 +148,13 @@ class Space:
     @cached_property
     def claims(self) -> Capabilities:
         """What is claimed of the calls that the law makes."""
-        return with_gradients(self.capabilities) if self.gradients else self.capabilities
+        claims = with_gradients(self.capabilities) if self.gradients else self.capabilities
+        return without_huge_strides(claims) if self.large else claims
+
+    @cached_property
+    def scales(self) -> tuple[str, ...]:
+        """The names of the sizes of a large space."""
+        return scales_claimed(self.claims, self.device_type, self.max_seqlen)
 
     @cached_property
     def call_fields(self) -> tuple[str, ...]:
@@ -171,8 +180,8 @@ class Space:
     @cached_property
     def limits(self) -> dict[str, Any]:
         """How large a case may be: arguments of ``is_affordable``."""
-        most = self.max_scores
-        if self.device_type == "cpu":
+        most = MOST_LARGE[self.device_type] if self.large else self.max_scores
+        if self.device_type == "cpu" and not self.large:
             most = min(most, MOST_SCORES[self.device_type])
         return {"max_scores": most, "shortest": shortest_lengths(self.claims)}
 
@@ -186,6 +195,8 @@ class Space:
         if self.nonfinite:
             values = _each_of_four(st.sampled_from(MODERATE_VALUES))
             entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
+        elif self.large:
+            values, entries = st.just(("normal",) * len(TENSORS)), st.just(())
         else:
             values = _values()
             # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many
@@ -213,11 +224,18 @@ class Space:
             **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
             **_own_calls(capabilities, self.call_fields),
         )
+        if self.large:
+            drawn = st.builds(self.with_scale, drawn, st.sampled_from(self.scales))
+            return _independent(drawn.map(self.fitted).filter(partial(is_affordable, **self.limits)))
         parts = [self.within(share) for share in WORK_SHARES[self.device_type]]
         # The first of the parts is the whole.
         cut = partial(cut_down, capabilities, MANY_HEADS[self.device_type], parts[0])
         drawn = st.builds(cut, st.sampled_from(parts), st.sampled_from(KEPT), drawn)
         return _independent(drawn.map(self.fitted).filter(partial(is_affordable, **self.limits)))
+
+    def with_scale(self, case: Case, name: str) -> Case:
+        """Return a case of one of the ``scales``."""
+        return with_scale(self.claims, self.device_type, case, name)
 
     def fitted(self, case: Case) -> Case:
         """Return a case with changes by which the kernel claims to answer it, and its numbers test something."""

@@ -74,14 +74,20 @@ class Design:
     def given(self, case: Case, row: Row) -> Case:
         """Return a case with the levels of a row, as far as it can have them all; itself if it has to stay as it is."""
         space = self.spaces[self.dtypes.index(case.dtype)]
-        changed = with_heads_at_most(MOST_HEADS[space.device_type], self.with_levels(space, case, row))
+        changed = self.with_levels(space, case, row)
+        if not space.large:
+            changed = space.fitted(self._cut(space, changed, row))
+        return changed if space.claims.admits(changed) and is_affordable(changed, **space.limits) else case
+
+    def _cut(self, space: Space, case: Case, row: Row) -> Case:
+        """Return a case with fewer heads or shorter sequences, as a case that is given levels has."""
+        changed = with_heads_at_most(MOST_HEADS[space.device_type], case)
         limits = space.within(SHARE)
         has_many = MANY_OF in row.values()
         if changed.seqlen_q == changed.seqlen_k and not has_many:  # to cut one length would make them unequal
             changed = with_fewer_heads(changed, **limits)
         kept = "heads" if has_many else "seqlen_k"
-        cut = space.fitted(cut_down(space.claims, (), limits, limits, kept, changed))
-        return cut if space.claims.admits(cut) and is_affordable(cut, **space.limits) else case
+        return cut_down(space.claims, (), limits, limits, kept, changed)
 
     def with_levels(self, space: Space, case: Case, row: Row) -> Case:
         """Return a case with the levels of a row, and with what the claims ask for beside them."""
