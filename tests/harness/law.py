@@ -57,6 +57,8 @@ class Law:
             for all, or any "calls". If repeats of a call differ, it fails.
         adds_arguments: whether its calls are those of a basic law with further arguments, as tables of angles, which no
             call of the claim ``ragged`` takes.
+        costs: how many times as long as those of other laws its cases take: in a run by examples it has so many times
+            fewer of them.
         place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
             come early. Laws of the same place come in the order of their names.
     """
@@ -74,6 +76,7 @@ class Law:
     sets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     adds_arguments: bool = False
+    costs: int = 1
     place: float = math.inf
 
     def __call__(self, trial: OnCase) -> None:

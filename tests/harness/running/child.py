@@ -24,7 +24,7 @@ from tests.harness.device.memory import fills_the_machine
 from tests.harness.device.sync import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import python_path
 from tests.harness.run import Run
-from tests.harness.running.exits import Tail, finding, how_it_ended
+from tests.harness.running.exits import Tail, finding, how_it_ended, was_in_kernel
 from tests.harness.running.fork_server import Copy, new_copy
 from tests.harness.verdict import Verdict
 
@@ -92,6 +92,10 @@ class NotStarted(ChildDied):
         said = death.stderr.strip().splitlines()
         error = next((line.strip() for line in reversed(said) if "Error" in line), "")
         super().__init__(f"no process can be started: {error or death}", killed=True, stderr=death.stderr)
+
+
+class Unjudged(ChildDied):
+    """A process was ended as it judged what a kernel had returned, or made its tensors, for longer than it may take."""
 
 
 class OutOfTime(BudgetSpent):
@@ -162,12 +166,14 @@ class Child:
             return self._verdict(request, meanwhile, until)
         except HarnessError:
             self.close()
+        except Unjudged as death:
+            return Verdict(status="skipped", reason=str(death))
         except ChildDied as death:
             if not death.killed:
                 return _ended(death)
         try:
             return self._verdict(request, meanwhile, until)
-        except NotStarted as death:
+        except (NotStarted, Unjudged) as death:
             return Verdict(status="skipped", reason=str(death))
         except ChildDied as death:
             return Verdict(status="skipped", reason=KILLED) if death.killed else _ended(death)
@@ -178,7 +184,8 @@ class Child:
         try:
             return Verdict.from_dict(self._answer_to(request, meanwhile, seconds))
         except ChildDied as death:
-            if death.hung and seconds < self.run_seconds and time.perf_counter() >= until:
+            is_late = death.hung or isinstance(death, Unjudged)
+            if is_late and seconds < self.run_seconds and time.perf_counter() >= until:
                 raise OutOfTime from None
             self.hung |= {request["kernel"]} if death.hung else set()
             raise
@@ -280,6 +287,8 @@ class Child:
             process.send_signal(ASKS_WHERE)
             time.sleep(PRINT_SECONDS)
             stderr = self._stop()
+            if not was_in_kernel(stderr):
+                raise Unjudged(f"it was not judged within {seconds:.3g} s", stderr=stderr) from None
             raise ChildDied(f"it was still running after {seconds:.3g} s", hung=True, stderr=stderr) from None
         except EOFError:
             code = process.wait()

@@ -20,6 +20,8 @@ STACK = " (most recent call first):"
 """faulthandler's heading line ends so; stack frames follow."""
 OURS = ("/harness/trial/trial.py", "/kernels/registry.py")
 """The ends of the paths of our files that call a kernel: frames from there on are not of the kernel."""
+IN_KERNEL = " in run_kernel"
+"""The end of the frame from which a kernel is called; all others than those before it are of Flashproof."""
 AT_FENCE = " in run_fenced"
 """The end of the frame in which a kernel runs on tensors that end where accessible memory ends."""
 
@@ -55,6 +57,12 @@ def finding(what: str, kind: str, printed: str) -> Finding:
 def is_outside(found: Finding) -> bool:
     """Whether a finding is an access to memory outside of a tensor, which ended the process or was reported."""
     return found.claim.startswith((PAST_THE_END, BEFORE_THE_BEGINNING))
+
+
+def was_in_kernel(printed: str) -> bool:
+    """Whether a process was in a kernel's call, by the stack that it printed; so it is taken if there is none."""
+    _, stack, after = printed.rpartition(STACK)
+    return not stack or IN_KERNEL in after
 
 
 def place(printed: str) -> str:

@@ -16,6 +16,7 @@ from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import with_gradients
+from strategies.scales import scale_of
 from tests.harness.clock import LEAST_SECONDS, Clock
 from tests.harness.law import Law, law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
@@ -33,6 +34,13 @@ MOST_SHARES = 2.0
 """A case may take so many times the seconds of its kernel, where several kernels share the time of a run."""
 HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
+MOST_SECONDS = 20.0
+"""A large case for which a kernel would take longer is not run."""
+SMALL = {"cpu": (128, 512), "cuda": (2048, 2048)}
+"""The largest (seqlen_q, seqlen_k), by device type, for which a kernel's seconds are measured; several sequences have
+as many scores together."""
+TILE = 64
+"""A sequence that is shorter takes a kernel as long as one of so many rows."""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
@@ -182,6 +190,19 @@ class Runs:
             self.patience *= self.clock.left > 0
             raise
 
+    def _would_take(self, law: str, case: Case) -> float:
+        """Return how many seconds a kernel would take for a large case, in proportion to a small one of the same kind.
+
+        That is run twice, since a kernel may be compiled for the first call. Nothing is known of a small case that is
+        not answered.
+        """
+        rows, keys = map(min, SMALL[self.device_type], (case.seqlen_q, case.seqlen_k))
+        one = replace(case, batch=1, seqlen_q=rows, seqlen_k=keys)
+        most = math.prod(SMALL[self.device_type]) // _work(one)
+        small = replace(one, batch=max(1, min(case.batch, most)))
+        verdicts = [self.in_time(law, small, MOST_SECONDS) for _ in range(2)]
+        return min(x.seconds.get("kernel", 0.0) for x in verdicts) * _work(case) / _work(small)
+
     def drawn(
         self, law: str, case: Case, ignored: frozenset[str], *, hangs: bool = False, is_changed: bool = False
     ) -> Verdict:
@@ -196,6 +217,10 @@ class Runs:
         if hangs:
             most = min(most, HANG_SECONDS[self.device_type])
         try:
+            if law_named(law).draws.get("large") and self._would_take(law, case) > MOST_SECONDS:
+                reason = f"{scale_of(case)} would take more than {MOST_SECONDS:.0f} s"
+                self.tally.add(Verdict(status="skipped", reason=reason), case)
+                return Verdict(status="skipped", reason=reason)
             verdict = self._verdict_in_turns(law, case, most, ignored)
         except OutOfTime:
             self.tally.note_slow(time.perf_counter() - start, case, cut_off=True)
@@ -418,3 +443,8 @@ class Runs:
     def device_type(self) -> str:
         """``cpu`` or ``cuda``."""
         return self.child.device.partition(":")[0]
+
+
+def _work(case: Case) -> int:
+    """Return what a kernel's time for a case follows: its scores, counted in whole tiles."""
+    return case.batch * case.heads_q * max(TILE, case.seqlen_q) * max(TILE, case.seqlen_k)

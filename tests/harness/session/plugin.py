@@ -67,6 +67,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     plan = collector.config.stash.get(PLAN, None)
     if plan is None:
         raise pytest.UsageError("the property tests were not given by their path: expected tests/properties")
+    turns = [turn for turn in (x.of_cost(obj.costs) for x in plan.turns) if turn.examples != 0]
     return [
         LawTurn.from_parent(
             collector,
@@ -79,7 +80,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
         )
         for info in plan.kernels
         for dtype in info.capabilities.dtypes
-        for turn in (plan.turns if obj.applies_to(info.capabilities, dtype) else plan.turns[:1])
+        for turn in (turns if obj.applies_to(info.capabilities, dtype) else turns[:1])
         if plan.replay is None or plan.replay.case.dtype == dtype
     ]
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -62,6 +62,16 @@ class Turn:
     examples: int | None = None
     series: int = 0
     before: int = 0
+
+    def of_cost(self, costs: int) -> "Turn":
+        """Return the turn of a law whose cases take so many times as long: it has so many times fewer examples.
+
+        All turns of a law together have one example at least, but one of them may have none.
+        """
+        if self.examples is None:
+            return self
+        start, end = (-(-number // costs) for number in (self.before, self.before + self.examples))
+        return replace(self, examples=end - start, before=start)
 
     def focus(self, capabilities: Capabilities, is_compiled: bool, seed: object, number: int = 0) -> Focus:
         """Return what the turn draws from: all that the kernel claims, or a few variants if it ``is_compiled``.

@@ -30,6 +30,8 @@ class Check:
     """How ``expected`` is computed from the tensors of the call ``other``."""
     origin: tuple[int, int] = (0, 0)
     """Batch and head of the first element, if a problem is judged in pieces."""
+    rows: tuple[int, ...] = ()
+    """The numbers of the rows, if some of a tensor are judged; none if all are."""
 
 
 def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: float = math.inf) -> Tensor:
@@ -78,6 +80,7 @@ def describe(check: Check, ratio: Tensor) -> Finding:
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
     compared = (expected.double(), actual.double(), check.bound, ratio)
     values = [float(x.expand(ratio.shape)[index]) for x in compared]
+    row = (check.rows[index[2]] if check.rows else index[2],) if len(index) > 2 else ()
     finite = math.isfinite(values[1]) or values[0] == values[1]
     of_nan = _of_nan(actual, expected, ratio)
     # An lse that was returned in base 2 is float64 here, but what the kernel stored of it is float32.
@@ -87,7 +90,7 @@ def describe(check: Check, ratio: Tensor) -> Finding:
         claim=check.claim,
         kind="error" if finite else "nonfinite",
         tensor=check.tensor,
-        index=(*map(add, index, check.origin), *index[2:]),
+        index=(*map(add, index, check.origin), *row, *index[3:]),
         expected=as_number(values[0]),
         actual=as_number(values[1]),
         allowed=as_number(values[2]),

@@ -4,7 +4,8 @@ A kernel whose source is not known may have any design of a family. The judgemen
 everything that a call returned.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -18,10 +19,17 @@ from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forwa
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
+from strategies.scales import MOST_LANDMARKS, landmarks
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import Check, OutOfBounds, Trial
 
+MOST_JUDGED = {"cpu": 2**20, "cuda": 2**24}
+"""The most scores that are judged of a call, by device type; of a larger one they are those of some rows and heads."""
+MOST_KEYS = 256
+"""Of a large call, dk and dv of so many keys are judged, about."""
+FEW_HEADS = 4
+"""Of a call so large that as many rows are not judged in each head, fewer rows are judged of so many key heads."""
 BLOCK_ELEMENTS = 2**22
 """How many scores are judged at once: a float64 matrix of them takes 32 MiB, and about 25 such are alive."""
 
@@ -49,37 +57,41 @@ class Piece:
     outputs: Outputs
     batch: int = 0
     head: int = 0
+    rows: tuple[int, ...] = ()
+    """The numbers of its rows, if they are some rows of the problem; none if they are all."""
 
 
-def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
+def pieces(p: Problem, o: Outputs, chosen: Callable[[int], Iterable[int]] = range) -> Iterator[Piece]:
     """Yield the problem as a whole or, if its scores would take too much memory, one key head at a time.
 
-    A sum over the batch or over heads, as dbias may be, is judged with all that it is a sum of.
+    A sum over the batch or over heads, as dbias may be, is judged with all that it is a sum of. Of so many key heads of
+    all sequences, those with the ``chosen`` numbers are yielded.
     """
-    batch, heads_kv, seqlen_k, _ = p.k.shape
-    if batch * p.heads_q * p.q.shape[2] * seqlen_k <= BLOCK_ELEMENTS:
+    batch, heads_kv, *_ = p.k.shape
+    if chosen is range and p.scores <= BLOCK_ELEMENTS:
         yield Piece(p, o)
         return
     group = p.heads_q // heads_kv
     summed = () if o.dbias is None else broadcast(o.dbias.shape)
     sequences, heads = (size if dim in summed else 1 for dim, size in enumerate((batch, heads_kv)))
-    for b in range(0, batch, sequences):
-        for h in range(0, heads_kv, heads):
-            at_q = (slice(b, b + sequences), slice(h * group, (h + heads) * group))
-            at_k = (slice(b, b + sequences), slice(h, h + heads))
-            first = p.first_head + b * p.heads_q + h * group
-            problem = replace(
-                p.with_batch(at_k[0]),
-                **{name: getattr(p, name)[at_q] for name in ("q", "dout")},
-                **{name: getattr(p, name)[at_k] for name in ("k", "v")},
-                first_head=first,
-                rule=p.rule.part(*at_q),
-                units=None if p.units is None else p.units[:, *at_k],
-            )
-            part: dict[str, Any] = {
-                name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
-            }
-            yield Piece(problem, replace(o, **part), b, h)
+    of_sequences, of_heads = range(0, batch, sequences), range(0, heads_kv, heads)
+    for number in chosen(len(of_sequences) * len(of_heads)):
+        b, h = of_sequences[number // len(of_heads)], of_heads[number % len(of_heads)]
+        at_q = (slice(b, b + sequences), slice(h * group, (h + heads) * group))
+        at_k = (slice(b, b + sequences), slice(h, h + heads))
+        first = p.first_head + b * p.heads_q + h * group
+        problem = replace(
+            p.with_batch(at_k[0]),
+            **{name: getattr(p, name)[at_q] for name in ("q", "dout")},
+            **{name: getattr(p, name)[at_k] for name in ("k", "v")},
+            first_head=first,
+            rule=p.rule.part(*at_q),
+            units=None if p.units is None else p.units[:, *at_k],
+        )
+        part: dict[str, Any] = {
+            name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
+        }
+        yield Piece(problem, replace(o, **part), b, h)
 
 
 def exact_of(trial: Trial, p: Problem) -> Exact:
@@ -100,6 +112,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         first_head=p.first_head,
         pattern=p.pattern,
         rule=p.rule,
+        diagonals=p.diagonals,
         hides_all=trial.kernel.capabilities.hides_all,
     )
 
@@ -113,12 +126,42 @@ def judge(
 ) -> None:
     """Judge everything that a call returned by both rules: one design has to explain all of it.
 
-    Gradients are judged at the kernel's own out and lse where they follow from them. ``expressions`` say, by tensor,
-    how an output was cut from the tensors of a call. ``moved`` has functions for tensors (batch, heads, rows, columns)
-    whose elements the kernel gives in other columns, such as gradients of rows that are rotated later.
+    Of a large problem, out, lse and dq of some rows are judged: see ``judge_rows``. Gradients are judged at the
+    kernel's own out and lse where they follow from them. ``expressions`` say, by tensor, how an output was cut from
+    the tensors of a call. ``moved`` has functions for tensors (batch, heads, rows, columns) whose elements the kernel
+    gives in other columns, such as gradients of rows that are rotated later.
     """
+    if p.scores > MOST_JUDGED[p.q.device.type] and not goes_by_number(trial, p):
+        rows = landmarks(p.q.shape[2], judged_rows(p), trial.chance("landmarks"))
+        judge_rows(trial, p, replace(o, dk=None, dv=None), rows)
+        return
     for piece in pieces(p, o):
         _Judge(trial, piece, exact_of(trial, piece.problem), expressions, moved).judge()
+
+
+def judge_rows(trial: Trial, p: Problem, o: Outputs, rows: list[int]) -> None:
+    """Judge these rows of some heads, and dk and dv if they are given; then dout is 0 in all other rows."""
+    at, chance = torch.tensor(rows, device=p.q.device), trial.chance("heads")
+    some: dict[str, Any] = {name: x if name in ("dk", "dv") else x[:, :, at] for name, x in o.named().items()}
+    of_head = len(rows) * p.heads_q // p.heads_kv * p.k.shape[2]
+    most = max(1, min(MOST_LANDMARKS, MOST_JUDGED[p.q.device.type] // max(1, of_head)))
+    for piece in pieces(
+        p.at_rows(at, trial.alignment), replace(o, **some), partial(landmarks, most=most, chance=chance)
+    ):
+        part = replace(piece, rows=tuple(rows))
+        _Judge(trial, part, exact_of(trial, part.problem), WHOLE, AS_THEY_ARE).judge()
+
+
+def judged_rows(p: Problem) -> int:
+    """Return how many rows of a large problem are judged: as many as some of its heads leave room for."""
+    heads = min(FEW_HEADS, len(p.k) * p.heads_kv)
+    of_row = heads * p.heads_q // p.heads_kv * p.k.shape[2]
+    return max(1, min(MOST_LANDMARKS, MOST_JUDGED[p.q.device.type] // max(1, of_row)))
+
+
+def goes_by_number(trial: Trial, p: Problem) -> bool:
+    """Whether what a call does to a row follows from its number otherwise than by a mask, as dropout does."""
+    return bool(p.rule or p.dropout_p or trial.arithmetic.quantisation)
 
 
 def judge_plain_call(trial: Trial, p: Problem) -> None:
@@ -211,7 +254,7 @@ class _Judge:
             if len(known) < 2:
                 known["forward"] = forward()
             bias_shape = None if self.piece.outputs.dbias is None else self.piece.outputs.dbias.shape
-            b = backward_bounds(self.exact, dout, a, **known, **rule, bias_shape=bias_shape)
+            b = backward_bounds(self.exact, dout, a, **known, **rule, bias_shape=bias_shape, keys=self.keys)
             return self.checks(
                 claim,
                 {name: (getattr(b, name), getattr(b, f"{name}_bound")) for name in GRADIENTS},
@@ -221,6 +264,27 @@ class _Judge:
             return "lse" in own and bool(((own["lse"] - self.exact.lse).abs() > forward().lse).any())
 
         explain(self.trial, "backward", base, ways.backward, checks, lse_is_wrong)
+
+    @cached_property
+    def keys(self) -> Tensor | None:
+        """The keys whose dk and dv are judged where rows are some of a longer sequence; None for all.
+
+        They are those where dk or dv is furthest from P^T dout and dS^T q in float64, as errors and by their size, and
+        landmarks.
+        """
+        p, o, e = self.piece.problem, self.piece.outputs, self.exact
+        if not self.piece.rows or o.dk is None or o.dv is None or p.k.shape[2] <= MOST_KEYS:
+            return None
+        dout = fold(p.dout, p.heads_kv).double()
+        grad_p = dout @ e.v.mT
+        grad_s = e.weights * (grad_p - (e.weights * grad_p).sum(-1, keepdim=True))
+        found = set(landmarks(p.k.shape[2], MOST_KEYS // 4, self.trial.chance("keys")))
+        for actual, expected in ((o.dv, e.weights.mT @ dout), (o.dk, grad_s.mT @ e.q * e.sm_scale)):
+            error = (actual.double() - expected).norm(dim=-1).nan_to_num(nan=math.inf)
+            size = expected.norm(dim=-1) + self.trial.arithmetic.output.underflow * p.k.shape[3] ** 0.5
+            for merit in (error, error / size):
+                found |= set(merit.amax((0, 1)).topk(MOST_KEYS // 8).indices.tolist())
+        return torch.tensor(sorted(found), device=p.k.device)
 
     def own_results(self) -> dict[str, Any]:
         """Return the kernel's own out and lse, folded, as far as it returns them and its gradients are judged at them.
@@ -240,6 +304,10 @@ class _Judge:
                 value, bound = (x if as_it_is else unfold(x, p.heads_q) for x in expected[name])
                 if name in self.moved:
                     value, bound = self.moved[name](value, bound)
+                rows = self.piece.rows
+                if name in ("dk", "dv") and rows:
+                    rows = () if self.keys is None else tuple(self.keys.tolist())
+                    actual = actual if self.keys is None else actual[:, :, self.keys]
                 group = 1 if name in ("dk", "dv") else p.heads_q // max(1, p.heads_kv)
                 check = Check(
                     claim=claim.format(name),
@@ -251,6 +319,7 @@ class _Judge:
                     call=outputs.call,
                     expression=self.expressions.get(name, ""),
                     origin=(self.piece.batch, self.piece.head * group),
+                    rows=rows,
                 )
                 found.append(check)
         return found

@@ -33,6 +33,8 @@ class Problem:
     """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
     units: Tensor | None = None
     """The scales of the 8-bit numbers that q and k stand for, (2, batch, heads_kv); None if they stand for none."""
+    diagonals: Tensor | None = None
+    """The last keys on the diagonals of its rows, (seqlen_q,), if these are some rows of a larger problem."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,6 +72,17 @@ class Problem:
         """Return the problem with only these queries of every sequence."""
         rule = self.rule.part(rows=rows)
         return replace(self, q=self.q[:, :, rows], dout=self.dout[:, :, rows], rule=rule)
+
+    def at_rows(self, rows: Tensor, alignment: str) -> "Problem":
+        """Return the problem of some queries alone, (rows,) int64, each of which sees what it sees among all."""
+        first = self.k.shape[2] - self.q.shape[2] if alignment == "bottom_right" else 0
+        some: dict[str, Any] = {name: getattr(self, name)[:, :, rows] for name in ("q", "dout")}
+        return replace(self, **some, diagonals=rows + first)
+
+    @property
+    def scores(self) -> int:
+        """Return the number of scores, over all heads."""
+        return self.q.shape[0] * self.heads_q * self.q.shape[2] * self.k.shape[2]
 
     def with_batch(self, batch: slice) -> "Problem":
         """Return the problem with only these sequences of the batch."""

@@ -411,7 +411,7 @@ class Trial:
             self.compared = [
                 ComparedTensor(c.tensor, c.actual.double(), c.expected, c.bound, ratio)
                 for c, ratio, _ in judged
-                if not c.expression and c.other is None and len(c.actual) == self.case.batch
+                if not (c.expression or c.rows) and c.other is None and len(c.actual) == self.case.batch
             ]
             tensors = tuple(dict.fromkeys(c.tensor for c, _, _ in judged if c.tensor in wrong))
             raise OutOfBounds(*max(judged, key=lambda x: x[2]), tensors)

@@ -46,6 +46,14 @@ CLAIMS = Capabilities(launch={"block_m": (64, 128), "block_n": (32, 64), "num_st
 
 
 class TestTurns:
+    @pytest.mark.parametrize("examples", [1, 7, 10, 200])
+    def test_a_law_of_some_cost_has_that_much_fewer_examples_and_one_at_least(self, examples: int) -> None:
+        turns = [turn.of_cost(8) for turn in turns_of_examples(examples)]
+        assert sum(turn.examples or 0 for turn in turns) == math.ceil(examples / 8)
+        assert [turn.before for turn in turns] == [
+            sum(x.examples or 0 for x in turns[:i]) for i in range(len(turns))
+        ]
+
     @pytest.mark.parametrize("examples", [1, 2, 5, 10, 20, 100, 2000])
     def test_turns_grow_and_have_all_examples_together(self, examples: int) -> None:
         sizes = [turn.examples or 0 for turn in turns_of_examples(examples)]
