@@ -21,6 +21,7 @@ from typing import Any
 from kernels.contract import AttentionKernel, Capabilities
 from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from kernels.contract.signature import expected, keywords, mismatch
+from kernels.tuners import settings_of, tuners_of
 
 REGISTERED: Mapping[str, str] = {
     "flash_v1": "kernels.algorithms.flash_v1:KERNEL",
@@ -91,7 +92,7 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
 
     The attribute is an AttentionKernel, any object with ``name``, ``forward``, ``capabilities`` and perhaps
     ``backward`` and ``known_failures``, or a plain function ``f(q, k, v, *, causal, sm_scale)`` returning ``out``
-    or ``(out, lse)``.
+    or ``(out, lse)``. The configurations of tuners that it uses are added to the claimed launch settings.
     A plain function is wrapped, with the claims of ``PLAIN_FUNCTION``: its forward always returns a pair.
 
     Raises:
@@ -104,7 +105,7 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
     if (found := _attribute(spec, module, attribute, location)) is _ABSENT:
         raise SpecError(f"kernel {spec!r}: no {attribute!r} in {location}; {_what_it_has(module)}")
     module_name = location.removesuffix(".py").replace("/", ".").rpartition(".")[2]
-    kernel = _as_kernel(spec, found, f"{module_name}.{attribute}")
+    kernel = _with_tuners(_as_kernel(spec, found, f"{module_name}.{attribute}"))
     kernel = replace(kernel, capabilities=parse_claims(claims, kernel.capabilities))
     if isinstance(kernel.forward, PlainFunction):
         _check_signature(spec, kernel.forward.function, kernel.capabilities)
@@ -270,6 +271,14 @@ def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
             f"got {type(found).__name__}"
         )
     return AttentionKernel(name=function_name, forward=PlainFunction(found), capabilities=PLAIN_FUNCTION)
+
+
+def _with_tuners(kernel: AttentionKernel) -> AttentionKernel:
+    """Return a kernel that claims each configuration of its tuners, by launch settings beside those it declares."""
+    tuners = tuners_of(kernel.forward, kernel.backward)
+    launch = {**kernel.capabilities.launch, **settings_of(tuners)}
+    claims = replace(kernel.capabilities, launch=launch) if tuners else kernel.capabilities
+    return replace(kernel, capabilities=claims, tuners=tuners)
 
 
 class PlainFunction:

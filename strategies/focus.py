@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from kernels.contract import CLAIMS, Capabilities
+from kernels.contract.tuners import is_tuner
 from reference.mask_pattern import MaskPattern
 from strategies.case import OF_CALLS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, without_huge_strides
@@ -32,6 +33,9 @@ EXTRAS = (
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
 UNGROUPED: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, (1,)))
 
+CONFIGURATIONS = {"cpu": 16, "cuda": 1}
+"""So many configurations of a tuner the narrowest claims have. On a CPU the code for one takes a tenth of a second."""
+
 T = TypeVar("T")
 
 
@@ -43,11 +47,14 @@ class Focus:
     heads: tuple[Heads, ...] | None = None
 
 
-def focused(capabilities: Capabilities, width: int, seed: object, number: int = 0) -> Focus:
+def focused(
+    capabilities: Capabilities, width: int, seed: object, number: int = 0, device_type: str = "cuda"
+) -> Focus:
     """Narrow the claims to one head_dim, layout, dropout_p and kind of call, and to one value of each launch setting.
 
     ``number`` counts the narrowed claims that a run draws from at the same time. Each takes the next value of every
-    field, so that as many of them as a field has values reach all of these.
+    field, so that as many of them as a field has values reach all of these. Of a tuner's configurations each takes the
+    next ``CONFIGURATIONS``, twice as many for each step of ``width``.
 
     ``EXTRAS`` are left out but for a share that grows with ``width``, each by itself. Below ``WIDE`` one value is left.
 
@@ -58,7 +65,9 @@ def focused(capabilities: Capabilities, width: int, seed: object, number: int = 
     """
     c = capabilities
     of_calls = [name for name in OF_CALLS if getattr(c, name)]
-    axes = ("head_dims", "layouts", "dropout", *of_calls, *c.launch)
+    tuners = [name for name in c.launch if is_tuner(name)]
+    axes = ("head_dims", "layouts", "dropout", *of_calls, *(x for x in c.launch if x not in tuners))
+    several = CONFIGURATIONS[device_type] * 2**width
     doubled = Counter(_chance(seed, "axes").choices(axes, k=width))
 
     def some(name: str, values: Sequence[T]) -> tuple[T, ...]:
@@ -75,7 +84,12 @@ def focused(capabilities: Capabilities, width: int, seed: object, number: int = 
         dropout=some("dropout", c.dropout),
         **narrow_calls,
         **_extras(c, width, seed),
-        launch={name: some(name, values) for name, values in c.launch.items()},
+        launch={
+            name: _some(values, several, _chance(seed, name), number * several)
+            if name in tuners
+            else some(name, values)
+            for name, values in c.launch.items()
+        },
     )
     if width >= WIDE:
         return Focus(narrow)

@@ -61,6 +61,8 @@ class AttentionKernel:
             None. With ``bias_gradient``, a call that is passed a ``bias`` returns dbias as the fourth.
         capabilities: what the kernel claims.
         known_failures: bugs that the kernel is known to have in cases that it claims.
+        tuners: objects of ``triton.autotune``, by the launch settings that say which configuration they take. These
+            settings are passed to no function.
 
     A kernel refuses a case by raising NotImplementedError.
     """
@@ -70,3 +72,4 @@ class AttentionKernel:
     capabilities: Capabilities
     backward: Callable[..., Any] | None = None
     known_failures: tuple[KnownFailure, ...] = ()
+    tuners: Mapping[str, Any] = field(default_factory=dict)

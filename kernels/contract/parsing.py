@@ -12,8 +12,14 @@ from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_ar
 from kernels.contract.capabilities import CLAIMS, Capabilities
 from kernels.contract.names import DTYPES
 from kernels.contract.spelling import BOOLEAN, RELATIVE_ERROR, Spelling, integer, one_of
+from kernels.contract.tuners import AT_WORK, has, is_tuner
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
 from reference.family import LESS_PRECISE, Family, at_dtype, concerns, full_precision
+
+LAUNCH = "launch."
+"""How the key of a claim about a launch setting begins."""
+WITHOUT = "not "
+"""How the value of such a claim begins if it leaves out what it names."""
 
 
 class ClaimError(ValueError):
@@ -80,7 +86,8 @@ _PRECISION: Mapping[str, Mapping[str, Any]] = {
 def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
     """Return ``base`` changed by the ``key=value`` in ``claims``; of two values for one key, the last holds.
 
-    A key of ``CAPABILITIES`` replaces a claim of ``base``. A key of ``ARITHMETIC`` replaces a field of the arithmetic
+    A key of ``CAPABILITIES`` replaces a claim of ``base``. ``launch.NAME`` narrows a launch setting of ``base``, as
+    ``_narrowed`` says. A key of ``ARITHMETIC`` replaces a field of the arithmetic
     that ``base`` declares; the family of designs of a plain function is changed by ``Family.claimed``. A dtype before
     a key of ``ARITHMETIC`` restricts the claim to that dtype: ``float16:k_prescaled=true``. ``docs/claims.md``
     explains every key.
@@ -91,6 +98,10 @@ def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
     capabilities: dict[str, Any] = {}
     arithmetic: dict[str, dict[str, Any]] = {dtype: {} for dtype in DTYPES}
     for claim in claims:
+        if claim.startswith(LAUNCH):
+            settings = capabilities.get("launch", base.launch)
+            capabilities["launch"] = {**settings, **_narrowed(claim, base.launch)}
+            continue
         dtypes, key, value = _read(claim)
         if key in ARITHMETIC:
             for dtype in dtypes:
@@ -127,6 +138,33 @@ def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:
         return (dtype,) if colon else DTYPES, key, keys[key].read(text.lower())
     except (ValueError, KeyError, ArithmeticError):
         raise ClaimError(f"claim {key}: got {text!r}, expected {keys[key].expected}") from None
+
+
+def _narrowed(claim: str, launch: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """Return a launch setting with fewer values: those that are named, or with "not" before them all others.
+
+    Values are divided by commas. A configuration of a tuner is named by some of its parameters:
+    "launch._forward.config=not BLOCK_N=128 num_stages=3" leaves out all configurations that have both.
+    """
+    key, separator, text = (part.strip() for part in claim.partition("="))
+    name = key.removeprefix(LAUNCH)
+    if not separator or name not in launch:
+        names = (
+            ", ".join(f"{LAUNCH}{known}=VALUE" for known in launch)
+            or "none: the kernel has no launch settings"
+        )
+        raise ClaimError(f"claim {claim!r}: got launch setting {name!r}, expected {names}")
+    is_without, named = text.startswith(WITHOUT), text.removeprefix(WITHOUT)
+    asked = [part.strip() for part in named.split(",")]
+    found = {part: [x for x in launch[name] if has(str(x), part)] for part in asked}
+    meant = {x for values in found.values() for x in values}
+    left = tuple(x for x in launch[name] if (x in meant) != is_without)
+    if not left or not all(found.values()):
+        values = ", ".join(map(str, launch[name]))
+        raise ClaimError(
+            f"claim {key}: got {text!r}, expected some of {values}, or {WITHOUT.strip()} some of them"
+        )
+    return {name: left}
 
 
 ByDtype = Mapping[str, Mapping[str, Any]]
@@ -174,13 +212,20 @@ def describe(capabilities: Capabilities, device_type: str | None = None) -> dict
     """
     c = capabilities
     lines = {name: spelling.write(getattr(c, name)) for name, spelling in CAPABILITIES.items()}
-    settings = (f"{name} {' or '.join(map(str, values))}" for name, values in c.launch.items())
+    settings = (f"{name} {_values(name, values)}" for name, values in c.launch.items())
     lines["launch"] = ", ".join(settings) or "none"
     if device_type is None:
         return lines
     launch = {name: values[0] for name, values in c.launch.items()}
     families = {f"arithmetic {dtype}": c.family(dtype, device_type, launch) for dtype in c.dtypes}
     return {**lines, **{name: _designs(family) for name, family in families.items()}}
+
+
+def _values(name: str, values: tuple[Any, ...]) -> str:
+    """Return the values of a launch setting, or how many configurations a tuner has."""
+    if not is_tuner(name):
+        return " or ".join(map(str, values))
+    return f"{sum(value != AT_WORK for value in values)} configurations"
 
 
 def _designs(family: Family) -> str:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from sysconfig import get_path
 from typing import Any
 
-from strategies.case import TENSORS
+from kernels.contract.tuners import is_tuner
+from strategies.case import TENSORS, Case, changed
 from tests.harness.files import ROOT
 
 NUMBERS = ("error", "nonfinite")
@@ -203,7 +204,8 @@ class Verdict:
     ``designs`` are the members of a family that explained what was judged, in words. ``idle`` says, for each tensor
     that was judged, whether the case tests nothing of it because an answer of 0 would hold. ``notes`` are those of
     ``Trial.note``, with whether the case shows them. ``sizes`` are those of the calls of a law that is broken: see
-    ``Trial.sizes``. ``left_changed`` are names of what calls have left changed in the process: see ``process_state``.
+    ``Trial.sizes``. ``launched`` has the configurations that were run, by the launch setting of each tuner that was
+    called. ``left_changed`` are names of what calls have left changed in the process: see ``process_state``.
     """
 
     status: str
@@ -217,6 +219,18 @@ class Verdict:
     notes: dict[str, bool] = field(default_factory=dict)
     sizes: list[dict[str, Any]] = field(default_factory=list)
     left_changed: tuple[str, ...] = ()
+    launched: dict[str, list[str]] = field(default_factory=dict)
+
+    def case_of(self, case: Case) -> Case:
+        """Return the case with the configurations that were run, where pruning or the device excluded its own."""
+        taken = ((name, value, self.launched.get(name, [value])) for name, value in case.launch)
+        launch = tuple((name, value if value in own else own[0]) for name, value, own in taken)
+        return changed(case, launch=launch) if launch != case.launch else case
+
+    def counted(self, case: Case) -> Case:
+        """Return the case that was tried: one without the settings of tuners that were not called in it."""
+        launch = tuple(x for x in self.case_of(case).launch if x[0] in self.launched or not is_tuner(x[0]))
+        return changed(case, launch=launch) if launch != case.launch else case
 
     @property
     def tells_answers(self) -> bool:

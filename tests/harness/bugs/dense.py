@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
+from kernels.contract.tuners import is_tuner
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.features import (
     EXPANDED,
@@ -190,12 +191,18 @@ def symptoms_on_dense_case(
     return set()
 
 
-def ordinary_cases(capabilities: Capabilities, dtype: str, device_type: str) -> list[Case]:
-    """Return cases, the same for all bugs of a kernel in a dtype: with and without a causal mask, if claimed."""
+def ordinary_cases(
+    capabilities: Capabilities, dtype: str, device_type: str, like: Case | None = None
+) -> list[Case]:
+    """Return cases, with and without a causal mask, if claimed. They are the same for all bugs of a kernel in a dtype.
+
+    Tuners take the configurations that they take in the case ``like``: users may get any of them.
+    """
     c = capabilities
     lengths = ORDINARY_LENGTHS[device_type]
     head_dims = [x for x in COMMON_HEAD_DIMS if x in c.head_dims] or list(c.head_dims)[:1]
-    launch = tuple((name, values[0]) for name, values in c.launch.items())
+    own = {name: value for name, value in like.launch if is_tuner(name)} if like else {}
+    launch = tuple((name, own.get(name, values[0])) for name, values in c.launch.items())
     drawn = [
         Case(
             seqlen_q=seqlen_q,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.contract.tuners import CONFIG, is_tuner
 from strategies.case import DECLARED, Case
 from strategies.features import UNEQUAL
 from tests.harness.run import Run
@@ -81,7 +82,7 @@ class Explanation:
     @property
     def points_to(self) -> str:
         """Return the causes, in words, that a report names as "points to"."""
-        return ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
+        return ", ".join(FEATURES.get(cause, _of_setting(cause)) for cause in self.causes)
 
     def lines(self) -> list[str]:
         """Return lines of text: causes, what is seen, fields that matter, fields that do not, and narrower claims."""
@@ -100,6 +101,11 @@ class Explanation:
             if field.claim
         ]
         return told
+
+
+def _of_setting(name: str) -> str:
+    """Return the words for a launch setting: its name, or the tuner that follows it."""
+    return f"a configuration of {name.removesuffix(CONFIG)}'s tuner" if is_tuner(name) else name
 
 
 UNEXPLAINED = Explanation()

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from kernels.contract import CLAIMS, Capabilities
 from kernels.contract.parsing import lesser, parse_claims
+from kernels.contract.tuners import is_tuner, wanted
 from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from strategies.features import HUGE
 from tests.harness.bugs.bug import Bug, Condition
@@ -135,9 +136,16 @@ def candidates(
         yield from _listed("dtypes", [x for x in capabilities.dtypes if x not in seen_dtypes])
     if HUGE in names:
         yield from _listed("layouts", [x for x in capabilities.layouts if x != "huge"])
+    for need in (need for need in needs if is_tuner(need.name)):
+        seen_failing = [str(x) for x in need.fails] + [
+            str(dict(case.launch).get(need.name)) for case in failing
+        ]
+        failed = tuple(dict.fromkeys(x for x in capabilities.launch[need.name] if x in seen_failing))
+        fine = tuple(x for x in capabilities.launch[need.name] if x not in failed)
+        yield f"launch.{need.name}=not {','.join(wanted(failed, fine))}"
     for name in names & {*LAYOUT_FIELDS}:
-        fine = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}
-        for left in (fine, {*capabilities.layouts[:1]}):
+        sound = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}
+        for left in (sound, {*capabilities.layouts[:1]}):
             yield from _listed("layouts", [x for x in capabilities.layouts if x in left])
 
 

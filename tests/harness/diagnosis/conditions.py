@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any
 
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
+from kernels.contract.tuners import is_tuner
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import KINDS, LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
 from strategies.features import (
@@ -211,7 +212,7 @@ class ConditionSearch:
         3. A layout that matters because it differs from another tensor's: one condition on the pair.
         4. A count, such as heads_kv: of the passing values only 1, if it passes. With another count the wrong head may
            be one without numbers, so that the case passes by luck.
-        5. An option with a few kinds: all values that were seen to fail.
+        5. An option with a few kinds, or a tuner: all values that were seen to fail.
         6. A length: passing values, of which 0 alone is no condition, since nothing is wrong in an empty tensor.
         """
         case, name = self.failure.case, varied.name
@@ -226,7 +227,7 @@ class ConditionSearch:
             holds = tuple(value_of(held, name) for held in varied.held)
             if name in COUNTS:
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
-            also = varied.fails if name in KINDS else ()
+            also = varied.fails if name in KINDS or is_tuner(name) else ()
             if name not in LENGTHS or any(holds):
                 yield Condition(name, (own, *also), holds)
 
@@ -283,7 +284,7 @@ class ConditionSearch:
         """Return the dtype as a condition if ordinary cases pass in some other dtype, else no condition."""
         f, claims, holding = self.failure, self.claims, []
         for dtype in (x for x in claims.dtypes if x != f.case.dtype):
-            ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
+            ordinary = ordinary_cases(claims, dtype, self.runs.device_type, f.case)[:FEW_ORDINARY]
             if not all(is_not_cured(f.finding, self.found(case, f.law, spend)) for case in ordinary):
                 holding.append(dtype)
         return (Condition("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
@@ -379,7 +380,8 @@ class ConditionSearch:
         if not own or not (has_own_calls or law_named(law).shares_cases):
             return set()
         law = "backward" if info.capabilities.backward and not has_own_calls else law
-        ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
+        case = self.failure.case
+        ordinary = ordinary_cases(info.capabilities, case.dtype, self.runs.device_type, case)
         few = [replace(case, seqlen_q=FEWEST, seqlen_k=FEWEST) for case in ordinary[:FEW_ORDINARY]]
         claimed = [case for case in few if info.capabilities.admits(case)]
         found = {case: self.wrong(case, law, spend) for case in (*ordinary[:ORDINARY_JUDGED], *claimed)}

@@ -533,7 +533,7 @@ class Investigation:
         def fails_apart(case: Case) -> bool:
             return not any(bug.is_met(case) for bug in met) and fails(case)
 
-        ordinary = ordinary_cases(claims, before.case.dtype, self.runs.device_type)
+        ordinary = ordinary_cases(claims, before.case.dtype, self.runs.device_type, before.case)
         with suppress(BudgetSpent):
             if met and any(map(fails_apart, ordinary)):
                 reduced(self.failure.case, fails_apart, claims)

@@ -31,14 +31,15 @@ def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -
 
     ``spend`` may raise BudgetSpent, which ends the runs.
     """
-    law, dtype = failure.law, failure.case.dtype
+    law, own = failure.law, failure.case
+    ordinary = ordinary_cases(runs.info.capabilities, own.dtype, runs.device_type, own)
     with suppress(BudgetSpent):
-        for case in ordinary_cases(runs.info.capabilities, dtype, runs.device_type):
+        for case in ordinary:
             if (law, case) not in runs.ordinary:
                 spend()
                 found = runs.judged(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
                 runs.ordinary[law, case] = found
-    return [(case, finding) for (of_law, case), finding in runs.ordinary.items() if of_law == law]
+    return [(case, runs.ordinary[law, case]) for case in ordinary if (law, case) in runs.ordinary]
 
 
 def with_contrast(

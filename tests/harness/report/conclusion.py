@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
+from shlex import quote
 
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
@@ -128,7 +129,7 @@ def _offer(
     if claim not in OF_ANSWERS:
         narrow = parse_claims([claim], runs.info.capabilities)
         if not any(narrow.admits(case) for _, case in failing):
-            yield f"--claims {claim}: all {drawn} failing cases are excluded"
+            yield f"--claims {quote(claim)}: all {drawn} failing cases are excluded"
         return
     held = 0
     with suppress(BudgetSpent):

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from kernels.contract.tuners import AT_WORK, CONFIG, is_tuner
+from kernels.contract.tuners import told as common_to
 from strategies.case import KINDS, OPTIONS
 from strategies.features import (
     BLIND,
@@ -66,6 +68,8 @@ def _need(need: Condition) -> str:
     """Return a condition in words, such as "seqlen_k above 64"."""
     if need.name == HUGE:
         return "huge strides"
+    if is_tuner(need.name):
+        return _configurations(need)
     if need.name in VALUES_OF:
         return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
     if need.name == UNEQUAL:
@@ -94,6 +98,15 @@ def _need(need: Condition) -> str:
         return f"{need.name} above {text(max(need.holds))}"
     seen = sorted(need.fails, key=OPTIONS[need.name].index) if need.name in KINDS else need.fails[:1]
     return f"{need.name} {' or '.join(map(text, seen))}"
+
+
+def _configurations(need: Condition) -> str:
+    """Say which configurations of a tuner show a bug, such as "BLOCK_N 128 of 12 configurations of _forward"."""
+    function = need.name.removesuffix(CONFIG)
+    fails, holds = ([x for x in values if x != AT_WORK] for values in (need.fails, need.holds))
+    if not fails:
+        return f"the tuner of {function} at work: results of its trial runs stay in what is added to"
+    return f"{common_to(fails, holds)} of {len({*fails, *holds})} configurations of {function}"
 
 
 def _are_odd(need: Condition) -> bool:

@@ -45,6 +45,9 @@ MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
 
+OTHER = "other"
+"""The status of a case in which a tuner took another configuration than the one that the case names."""
+
 Try = Callable[[str, Case, frozenset[str]], Finding | None]
 """Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
@@ -116,7 +119,8 @@ class Runs:
     ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
     workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
-    ``has_refused`` some case, each case is asked whether it does. ``ahead`` is called while a case runs, or nothing.
+    ``has_refused`` some case, or of which a tuner took another configuration (``has_others``), each case is asked
+    whether it does. ``ahead`` is called while a case runs, or nothing.
 
     If it ``has_general``, kernels can be compiled for any values, so that hardly any case has to be compiled for
     itself. Drawn cases are run so most of the time (see ``in_turns``), and so is what is asked about a failure that
@@ -133,6 +137,7 @@ class Runs:
     has_general: bool = False
     compiling: Compiling = field(default_factory=Compiling)
     has_refused: bool = False
+    has_others: bool = False
     ahead: Callable[[], None] = nothing
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
@@ -227,9 +232,11 @@ class Runs:
             raise
         if is_changed and verdict.status == "refused":
             return verdict
-        self.tally.add(verdict, case)
+        self.has_others |= verdict.case_of(case) is not case
+        case, counted = verdict.case_of(case), verdict.counted(case)
+        self.tally.add(verdict, counted)
         if verdict.status in ("held", "broken"):
-            self._note_levels(law_named(law), case)
+            self._note_levels(law_named(law), counted)
         if verdict.status == "held":
             self.held.append((law, case))
             for tensor, ratio in verdict.worst.items():
@@ -329,30 +336,38 @@ class Runs:
         if asked not in self.answers:
             verdict = self.in_time(law, case, claims=claims, general=self.compiling.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
-            self.statuses[law, case, claims] = verdict.status
+            is_other = verdict.case_of(case) is not case
+            self.statuses[law, case, claims] = OTHER if is_other else verdict.status
             self.answers[asked] = self.info.finding(verdict)
         return self.answers[asked]
 
     def claims_of(self, law: str) -> Capabilities:
         """Return the claims of the kernel, less what tells nothing of a bug that a law has found.
 
-        These are dtypes that the law is not about, calls without gradients if it judges these, and refused cases.
+        These are dtypes that the law is not about, calls without gradients if it judges these, refused cases, and
+        those in which a tuner can't take the configuration that the case names.
         """
         claims, dtypes = self.info.capabilities, law_named(law).dtypes
         if law_named(law).draws.get("gradients"):
             claims = with_gradients(claims)
         if not {*claims.dtypes} <= {*dtypes}:
             claims = replace(claims, dtypes=tuple(x for x in claims.dtypes if x in dtypes))
-        return Asked(**vars(claims), refuses=partial(self.refuses, law)) if self.has_refused else claims
+        is_asked = self.has_refused or self.has_others
+        return Asked(**vars(claims), refuses=partial(self.has_no_answer, law)) if is_asked else claims
 
     def refuses(self, law: str, case: Case) -> bool:
         """Whether the kernel refuses a case under a law. Raises OutOfTime if the run has no time to ask it."""
         return self.status(law, case) == "refused"
 
+    def has_no_answer(self, law: str, case: Case) -> bool:
+        """Whether the kernel refuses a case, or runs another one in its place. Raises OutOfTime as ``refuses`` does."""
+        return self.status(law, case) in ("refused", OTHER)
+
     def status(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> str:
         """Return the status of the verdict on a case under a law, with ``claims`` added to those of the kernel.
 
-        It is "broken" if a known bug would end the process. Raises OutOfTime if the run has no time to ask the kernel.
+        It is ``OTHER`` if a tuner took another configuration than that of the case, and "broken" if a known bug would
+        end the process. Raises OutOfTime if the run has no time to ask the kernel.
         """
         asked = law, case, claims
         if asked not in self.statuses:

@@ -116,7 +116,11 @@ class LawTurn(pytest.Item):
         subject, start = self.subject, time.perf_counter()
         claims = subject.answered.under(self.law.name).of_turn(self.turn.number)
         focus = self.turn.focus(
-            claims, subject.runs.is_compiled, f"{self.plan.source} {self.info.name}", self.variant
+            claims,
+            subject.runs.is_compiled,
+            f"{self.plan.source} {self.info.name}",
+            self.variant,
+            subject.runs.device_type,
         )
         seconds = seconds_of(self)
         subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)

@@ -183,10 +183,13 @@ class Subject:
     def _noted_verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> tuple[Verdict, Case]:
         """Run a case, note whether the kernel answers or refuses it, and return the verdict and the case.
 
+        The case is the one that was run, if a tuner took another configuration than that of ``case``.
+
         A refused case is run again with contiguous inputs, since many kernels take no others. If that is not refused,
         the contiguous case and its verdict are returned.
         """
         verdict = self._verdict(law, case, ignored)
+        case = verdict.case_of(case)
         self._note(law.name, case, verdict, is_within=self.is_within)
         plain = with_contiguous_inputs(case)
         if not self._is_refusal(verdict) or plain == case:
@@ -194,6 +197,7 @@ class Subject:
         changed = self._verdict(law, plain, ignored, is_changed=True)
         if changed.status == "refused":
             return verdict, case
+        plain = changed.case_of(plain)
         self._note(law.name, plain, changed, is_within=True)
         return changed, plain
 

@@ -73,7 +73,14 @@ class Turn:
         start, end = (-(-number // costs) for number in (self.before, self.before + self.examples))
         return replace(self, examples=end - start, before=start)
 
-    def focus(self, capabilities: Capabilities, is_compiled: bool, seed: object, number: int = 0) -> Focus:
+    def focus(
+        self,
+        capabilities: Capabilities,
+        is_compiled: bool,
+        seed: object,
+        number: int = 0,
+        device_type: str = "cuda",
+    ) -> Focus:
         """Return what the turn draws from: all that the kernel claims, or a few variants if it ``is_compiled``.
 
         The later the round, the more variants; ``series`` decides which, and ``number``, by which the laws and dtypes
@@ -83,7 +90,7 @@ class Turn:
         claims = capabilities if self.last else without_huge_strides(capabilities)
         if not is_compiled or (self.last and self.examples is not None):
             return Focus(claims)
-        return focused(claims, self.round, f"{seed} {self.series}", number)
+        return focused(claims, self.round, f"{seed} {self.series}", number, device_type)
 
     def begins_far(self, focus: Focus, device_type: str) -> bool:
         """Whether the first example has huge strides in all tensors, as in the last of several turns on the CPU.

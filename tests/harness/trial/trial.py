@@ -28,6 +28,7 @@ from tests.harness.device.environments import why_not_here
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.device.sync import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.device.transfer import Copies
+from tests.harness.device.tuning import configured
 from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.installation import accesses_outside, left_to_interpreter
 from tests.harness.interpreter.programs import in_order
@@ -142,6 +143,8 @@ class Trial:
     """Descriptions of the members of a family that explained the calls."""
     notes: dict[str, bool] = field(default_factory=dict)
     """What was noted: see ``note``."""
+    launched: dict[str, list[str]] = field(default_factory=dict)
+    """By the launch setting of each tuner that was run, the configurations that it took."""
     idle: dict[str, bool] = field(default_factory=dict)
     """By tensor that was judged, whether the case tests nothing of it because an answer of 0 would hold too."""
     worst: dict[str, float] = field(default_factory=dict)
@@ -304,13 +307,20 @@ class Trial:
         changes = put_back(self.left_changed)
         accesses_outside()  # those of other calls, which have raised
         in_turn = in_order(prepared.order or self.order)
-        with self._blame_kernel(number), watched(self.device, self.patience), changes, in_turn as programs:
+        tuned = self._tuned(prepared.launch)
+        with (
+            self._blame_kernel(number),
+            watched(self.device, self.patience),
+            changes,
+            in_turn as programs,
+            tuned as launch,
+        ):
             try:
                 with memory or PoisonedAllocations(self.fill):
-                    outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)
+                    outputs = run_kernel(self.kernel, given, launch, backward=backward)
             except NotImplementedError:
                 # This is a refusal, or code of torch.compile, which can't be run under a dispatch mode.
-                outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)
+                outputs = run_kernel(self.kernel, given, launch, backward=backward)
             wait_for_device(self.device, self.patience)
         ended = time.perf_counter()
         accesses = accesses_outside()
@@ -333,6 +343,18 @@ class Trial:
         self.seconds["kernel"] += ended - begun
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
         return outputs
+
+    @contextmanager
+    def _tuned(self, launch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Meanwhile, have tuners take what the launch settings say. Yields the settings that functions are passed."""
+        with configured(self.kernel.tuners, launch, self.case.seed) as chosen:
+            try:
+                yield chosen.passed
+            finally:
+                for name, taken in chosen.launched.items():
+                    self.launched[name] = [*dict.fromkeys((*self.launched.get(name, ()), *taken))]
+                for text in chosen.notes:
+                    self.note(text, shows=True)
 
     @contextmanager
     def _blame_kernel(self, number: int) -> Iterator[None]:
@@ -438,6 +460,8 @@ def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:
 
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
+
+    ``launch`` has the launch settings that its functions take.
 
     lse is as the kernel returned it, in the form that it claims, and so its own backward gets it.
     An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.

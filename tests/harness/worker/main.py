@@ -48,6 +48,7 @@ from tests.harness.device.specialisation import (
 )
 from tests.harness.device.sync import ASKS_WHERE, device_answers
 from tests.harness.device.transfer import home_of
+from tests.harness.device.tuning import take_over
 from tests.harness.interpreter.accesses import with_accesses
 from tests.harness.interpreter.installation import makes_code, repair_interpreter
 from tests.harness.interpreter.programs import FORWARD
@@ -243,6 +244,7 @@ class Worker:
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
+            outcome["launched"] = trial.launched
             outcome |= {"designs": sorted(trial.designs), "idle": trial.idle, "notes": trial.notes}
             outcome |= {
                 "beside": tuple(sorted(trial.beside)),
@@ -339,6 +341,7 @@ def begin(device: str) -> None:
     faulthandler.enable()  # a process that ends by a fault prints where it was
     faulthandler.register(ASKS_WHERE)
     torch.set_num_threads(1)
+    take_over()
     if device != "cpu":
         keep_variants_apart()
         torch.cuda.set_device(device)

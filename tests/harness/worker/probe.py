@@ -19,6 +19,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.sync import wait_for_device
+from tests.harness.device.tuning import configured
 from tests.harness.trial.outputs import WrongKind, departures, out_and_lse, shape_of_lse
 from tests.harness.trial.process_state import put_back
 from tests.harness.trial.trial import Trial, run_kernel
@@ -61,12 +62,11 @@ def _first_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:
     trial = Trial(kernel, case, device, SAFETY)
     call, claims = trial.prepared(trial.problem), kernel.capabilities
     q, k, v = call.problem.q, call.problem.k, call.problem.v
-    options: dict[str, Any] = {**call.problem.options, **call.launch}
     # A law tells what is wrong with the calls of a kernel that states its claims, with a case.
     is_declared = not isinstance(kernel.forward, PlainFunction)
     try:
-        with put_back(set()), torch.no_grad():
-            returned = kernel.forward(q, k, v, **options)
+        with put_back(set()), torch.no_grad(), configured(kernel.tuners, call.launch) as chosen:
+            returned = kernel.forward(q, k, v, **call.problem.options, **chosen.passed)
         wait_for_device(device)
         out, lse = out_and_lse(returned)
     except Exception as error:
@@ -86,8 +86,8 @@ def _second_call(kernel: AttentionKernel, case: Case, device: str) -> str | None
     call = trial.prepared(trial.problem)
     backward = call.has_gradients and kernel.capabilities.gives_gradients(causal=case.causal)
     try:
-        with put_back(set()):
-            run_kernel(kernel, call.problem, call.launch, backward=backward)
+        with put_back(set()), configured(kernel.tuners, call.launch) as chosen:
+            run_kernel(kernel, call.problem, chosen.passed, backward=backward)
         wait_for_device(device)
     except Exception as error:
         return why_not_here(error, trial.problem.q.device.type)

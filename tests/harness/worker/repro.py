@@ -18,6 +18,7 @@ import torch
 
 from kernels import registry
 from kernels.contract import Capabilities
+from kernels.contract.tuners import AT_WORK, CONFIG
 from strategies.rotary import rotated
 from tests.harness.device import memory, poison
 from tests.harness.files import OWN_FOLDERS
@@ -32,6 +33,7 @@ from tests.harness.worker.source import WritingTrial
 
 STANDARD = """\
 import base64
+import gc
 import importlib
 import math
 import os
@@ -91,6 +93,7 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         *(_interpret(run.spec, scripted.last_program_first in functions) if device == "cpu" else []),
         TORCH,
         _kernel(run.spec),
+        *_configurations(trial),
         _assigned(
             DEVICE=device,
             LSE_LAYOUT=claims.lse_layout,
@@ -132,6 +135,17 @@ def _kernel(spec: str) -> str:
     # A kernel may import modules of the current folder, and our kernels.contract to state its claims.
     folders = list(dict.fromkeys([root, *OWN_FOLDERS, str(Path.cwd())]))
     return f"sys.path[:0] = {folders!r}\nkernel = importlib.import_module({module!r}).{attribute}"
+
+
+def _configurations(trial: WritingTrial) -> list[str]:
+    """Return what has the tuners of the kernel take the configurations of the trial, but for those that are at work."""
+    lines = [
+        f"take_configuration({name.removesuffix(CONFIG)!r}, {taken[0]!r})"
+        for name, taken in trial.launched.items()
+        if taken[0] != AT_WORK
+    ]
+    parts = [inspect.getsource(x) for x in (scripted.parameters, scripted.take_configuration)]
+    return [*parts, "\n".join(lines)] if lines else []
 
 
 def _ending(

@@ -15,6 +15,7 @@ from pathlib import Path
 from kernels import registry
 from tests.harness.device.poison import alone, inputs_copied
 from tests.harness.device.sync import device_answers, wait_for_device
+from tests.harness.device.tuning import configured
 from tests.harness.run import Run, run_of
 from tests.harness.trial.trial import Trial, run_kernel
 from tests.harness.worker.main import begin
@@ -33,7 +34,8 @@ def call(run: Run, device: str) -> None:
     p = prepared.problem
     q, k, v, dout = inputs_copied(alone, p.q, p.k, p.v, p.dout)
     given = replace(p, q=q, k=k, v=v, dout=dout)
-    run_kernel(trial.kernel, given, prepared.launch, backward=prepared.has_gradients)
+    with configured(trial.kernel.tuners, prepared.launch, run.case.seed) as chosen:
+        run_kernel(trial.kernel, given, chosen.passed, backward=prepared.has_gradients)
     wait_for_device(device, CALL_SECONDS)
 
 

@@ -7,6 +7,7 @@ assigned in the script as well, with values of its own.
 
 import base64
 import faulthandler
+import gc
 import math
 import subprocess
 import sys
@@ -50,6 +51,26 @@ def run_inside() -> None:
     if "--inside" not in sys.argv:
         sys.exit(1 if subprocess.run([sys.executable, __file__, "--inside"]).returncode else 0)
     faulthandler.enable()
+
+
+def take_configuration(function: str, configuration: str) -> None:
+    """Have the tuner of a kernel take one of its configurations. If that is gone, the script ends with 0."""
+    wanted, _, number = configuration.partition(" #")
+    is_there = False
+    for tuner in gc.get_objects():
+        if type(tuner).__name__ == "Autotuner" and tuner.base_fn.__name__ == function:
+            found = [x for x in tuner.configs if {*wanted.split()} <= parameters(x)]
+            tuner.configs = found[int(number or 1) - 1 :][:1] or tuner.configs
+            is_there |= bool(found)
+    if not is_there:
+        print(f"{function} has no configuration {configuration}")
+        sys.exit(0)
+
+
+def parameters(configuration: Any) -> set[str]:
+    """Return the parameters of a ``triton.Config`` as texts such as "BLOCK_M=64"."""
+    named = {**vars(configuration), **configuration.kwargs}
+    return {f"{name}={''.join(str(value).split())}" for name, value in named.items()}
 
 
 def in_sequences(batch: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, uint8
 
+from kernels.contract.tuners import is_tuner
 from strategies.layouts import span
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.interpreter.programs import BACKWARD
@@ -51,7 +52,8 @@ class Source:
         q, k = (self._tensor(role, getattr(problem, role), poison) for role in ("q", "k"))
         v = self._columns(k, problem.v) if problem.v_in_k else self._tensor("v", problem.v, poison)
         arguments += [q, k, v, self._tensor("dout", problem.dout, poison)]
-        options = {"gradients": gradients, **problem.options, **call.launch}
+        launch = {name: value for name, value in call.launch.items() if not is_tuner(name)}
+        options = {"gradients": gradients, **problem.options, **launch}
         if memory and memory.fenced:
             options |= {"fenced": True} | ({"is_before": True} if memory.is_before else {})
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]

@@ -24,6 +24,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITCallable, JITFunction, TensorWrapper
@@ -101,6 +102,7 @@ class ExecutedFunction(JITFunction[Any]):
         super().__init__(fn, **options)
         self.options = options
         self.codes: dict[Any, Compiled | None] = {}
+        self.refusals: dict[Any, str] = {}
         self.path = fn.__code__.co_filename
         _state.kernels += 1
 
@@ -124,7 +126,8 @@ class ExecutedFunction(JITFunction[Any]):
         arguments = arguments_of(self, values)
         compiled = self.compiled(arguments)
         if compiled is None:
-            self.interpreted.run(*args, grid=grid, warmup=False, **kwargs)
+            with self.refused(_key(arguments)):
+                self.interpreted.run(*args, grid=grid, warmup=False, **kwargs)
             return
         for hook in self.pre_run_hooks:
             hook(*args, **kwargs)
@@ -137,6 +140,17 @@ class ExecutedFunction(JITFunction[Any]):
             self.leave(f"Flashproof's code for it raised {_in_a_line(e)}")
             self.codes[_key(arguments)] = None
             self.interpreted.run(*args, grid=grid, warmup=False, **kwargs)
+
+    @contextmanager
+    def refused(self, key: Any) -> Iterator[None]:
+        """Raise what the compiler has raised for such arguments, if the interpreter can't run the kernel either."""
+        try:
+            yield
+        except Exception as e:
+            if key not in self.refusals:
+                raise
+            _fallbacks.pop(self.fn.__name__, None)
+            raise CompilationError(None, None, self.refusals[key]) from e
 
     def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, those that have a default included. Raises TypeError as a call does."""
@@ -163,7 +177,11 @@ class ExecutedFunction(JITFunction[Any]):
             if found := store.find(name, key, self.path):
                 return found
             text = ir_of(self, arguments, debug=debug)
+        except CompileTimeAssertionFailure:
+            raise
         except Exception as e:
+            if isinstance(e, CompilationError):
+                self.refusals[_key(arguments)] = _in_a_line(e)
             # Kernels that are written for the interpreter alone may be none for Triton's compiler.
             self.leave(f"Triton's compiler raised {_in_a_line(e)}")
             return None
