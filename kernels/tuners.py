@@ -70,6 +70,9 @@ def _next(x: Any) -> list[Any]:
         return [x.__func__]
     if isinstance(x, property):
         return [x.fget]
+    if any(kind.__module__.startswith("triton.") for kind in type(x).__mro__):
+        # A wrapper leads to what it wraps. What is compiled for a device launches nothing.
+        return [] if hasattr(x, "params") else [getattr(x, "fn", None)]
     package = str(getattr(x, "__module__", None) or "").partition(".")[0]
     if inspect.isfunction(x):
         return [*_named_in(x), *vars(x).values()] if package not in NOT_OF_USERS else []
@@ -77,7 +80,7 @@ def _next(x: Any) -> list[Any]:
         return [*vars(x).values(), *x.__bases__] if package not in NOT_OF_USERS else []
     if isinstance(x, ModuleType | str | bytes | int | float | complex | CodeType):
         return []
-    # Triton's wrappers, PyTorch's operators and objects of users hold functions as attributes.
+    # Operators of PyTorch and objects of users hold functions as attributes.
     attributes = getattr(x, "__dict__", None)
     found = [*attributes.values()] if isinstance(attributes, dict) else []
     return [*found, type(x)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
+from kernels.contract.tuners import MOST_NAMED, is_tuner
 from strategies.axes import Axis, Level
 from strategies.case import Case
 from strategies.design import Design
@@ -105,5 +106,8 @@ def told(tried: Tried) -> str:
     missing: dict[str, list[str]] = {}
     for name, level in tried.missing:
         missing.setdefault(name, []).append(str(level))
+    for name, found in missing.items():
+        if is_tuner(name) and len(found) > MOST_NAMED:
+            missing[name] = [f"{len(found)} configurations"]
     never = "; ".join(f"{name} {', '.join(found)}" for name, found in missing.items())
     return f"{values}, {pairs:,} of {all_pairs:,} pairs{share}" + (f"; never {never}" if never else "")
