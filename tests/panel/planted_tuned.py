@@ -57,9 +57,9 @@ PLANTED = (
         Edit(f"{TUNED}:keys_are_even", 'args["BLOCK_N"]', "16"),
     ),
     _planted(
-        "attention__even_rows_from_keys",
-        "the heuristic of the backward asks whether the keys fill tiles of rows",
-        Edit(f"{TUNED}:rows_are_even", '"seqlen_q"', '"seqlen_k"'),
+        "attention__even_rows_by_sixteen",
+        "the heuristic of the backward takes lengths for whole tiles of rows if 16 divides them",
+        Edit(f"{TUNED}:rows_are_even", 'args["BLOCK_M"]', "16"),
     ),
     _planted(
         "attention__dq_not_reset",

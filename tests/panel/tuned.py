@@ -140,16 +140,18 @@ def _gradients(
         rows = start + tl.arange(0, BLOCK_M)
         of_rows = head * seqlen_q * HEAD_DIM + rows[:, None] * HEAD_DIM + cols[None, :]
         inside = rows < seqlen_q
-        q = tl.load(Q + of_rows, mask=inside[:, None], other=0.0)
-        dout = tl.load(Dout + of_rows, mask=inside[:, None], other=0.0)
+        if EVEN_M:
+            q = tl.load(Q + of_rows)
+            dout = tl.load(Dout + of_rows)
+        else:
+            q = tl.load(Q + of_rows, mask=inside[:, None], other=0.0)
+            dout = tl.load(Dout + of_rows, mask=inside[:, None], other=0.0)
         lse = tl.load(Lse + head * seqlen_q + rows, mask=inside, other=0.0)
         delta = tl.load(Delta + head * seqlen_q + rows, mask=inside, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * sm_scale
         seen = n[None, :] < seqlen_k
         if CAUSAL:
             seen = seen & (n[None, :] <= rows[:, None] + seqlen_k - seqlen_q)
-        if not EVEN_M:
-            seen = seen & inside[:, None]
         p = tl.where(seen, tl.exp(s - lse[:, None]), 0.0)
         dv += tl.dot(tl.trans(p.to(q.dtype)), dout, input_precision="ieee")
         dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
