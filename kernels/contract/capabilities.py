@@ -483,7 +483,9 @@ class Capabilities:
     )
     launch: Mapping[str, tuple[Any, ...]] = claim(
         {},
-        "The launch settings that `forward` and `backward` take as keywords, each with all the values that it takes.",
+        """The launch settings that `forward` and `backward` take as keywords, each with all the values that it takes.
+        The configurations of [tuners](tuners.md) are added to them. `--claims launch.NAME=VALUE,VALUE` keeps some of
+        the values, and `--claims 'launch.NAME=not VALUE,VALUE'` all others.""",
         admits=lambda claimed, case: all(value in claimed.get(name, ()) for name, value in case.launch),
     )
     arithmetic: ArithmeticOf = claim(

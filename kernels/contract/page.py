@@ -21,7 +21,7 @@ HEAD = """\
 A kernel is judged by what it claims: cases are drawn from its claims alone. A kernel that is an `AttentionKernel`
 states its claims as `Capabilities(key=value, ...)`; a plain function has those that are given here as defaults. For one
 run, `--claims key=value` replaces a claim. It may be given several times; of two values for one key the last
-holds, and capitals make no difference. A run prints claims as they are written here.
+holds, and capitals make no difference, but in those about `launch`. A run prints claims as they are written here.
 
 ## Claims about calls and answers
 """
