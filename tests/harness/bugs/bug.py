@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from kernels.contract import GRADIENTS
+from kernels.contract.tuners import AT_WORK, is_tuner
 from strategies.case import Case, from_json, to_json
 from strategies.features import (
     HUGE,
@@ -51,13 +52,15 @@ class Condition:
 
     ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
     For a bug of long sequences these are, say, seqlen_k (65, 100) and (64, 32). ``is_certain`` says that normal numbers
-    in many rows have confirmed the condition.
+    in many rows have confirmed the condition. ``untried`` are configurations that a tuner can't take in the smallest
+    case, as the kernel's own pruning leaves them out.
     """
 
     name: str
     fails: tuple[Any, ...]
     holds: tuple[Any, ...]
     is_certain: bool = False
+    untried: tuple[Any, ...] = ()
 
     @property
     def is_numeric(self) -> bool:
@@ -444,7 +447,13 @@ class Bug:
             explanation=Explanation(causes=tuple(fields["causes"])),
         )
         needs = (
-            Condition(x["name"], tuple(x["fails"]), tuple(x["holds"]), x.get("is_certain", False))
+            Condition(
+                x["name"],
+                tuple(x["fails"]),
+                tuple(x["holds"]),
+                x.get("is_certain", False),
+                tuple(x.get("untried", ())),
+            )
             for x in fields["needs"]
         )
         return cls(
@@ -526,6 +535,14 @@ class Occurrences:
         self.counts.update(other.counts)
         _keep(other.cases, self.cases)
         _keep(other.shrunk, self.shrunk)
+
+    def needed(self, need: Condition) -> Condition:
+        """Return a condition on a tuner with all configurations of failing examples, and any other as it is."""
+        for _, case in self.cases if is_tuner(need.name) else ():
+            value = dict(case.launch).get(need.name)
+            if value in (*need.holds, *need.untried) and AT_WORK not in (value, need.fails[0]):
+                need = need.seen_with(value)
+        return need
 
     def names(self, place: int) -> tuple[str, ...]:
         """Return the laws (place 0), dtypes (1) or tensors (2), those with the most failures first."""

@@ -16,7 +16,7 @@ MOST_TRIALS = 4
 """A tuner at work tries so many configurations: what their results leave behind shows with few as with many."""
 
 TAKES_TURNS = "the tuner of {} was found in calls only: its {} configurations took turns in {{}}"
-DOES_NOT_FIT = "{}: the configuration {} does not compile or fit here, so that {{}} took another: {}"
+DOES_NOT_FIT = "{}: the configuration {} does not compile or fit here ({}), so that another was taken in {{}}"
 NO_ARGUMENT = (
     "{}: the tuner's key has {!r}, which names no argument of the kernel, so that Triton ignores it, in {{}}"
 )
@@ -203,6 +203,7 @@ def _kind(tuner: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return the type of an exception and the last line of its message, which in Triton's compiler is what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}{f': {lines[-1]}' if lines else ''}"[:LONGEST_REASON].replace("{", "(")
+    """Return the type of an exception and the last line of its message that has words, which says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))]
+    told = ": ".join((type(error).__name__, *lines[-1:]))[:LONGEST_REASON]
+    return told.replace("{", "(").replace("}", ")")  # a note has braces of its own

@@ -229,7 +229,10 @@ class ConditionSearch:
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
             also = varied.fails if name in KINDS or is_tuner(name) else ()
             if name not in LENGTHS or any(holds):
-                yield Condition(name, (own, *also), holds)
+                known = (own, *also, *holds)
+                values = self.claims.launch.get(name, ()) if is_tuner(name) else ()
+                untried = tuple(x for x in values if x not in known)
+                yield Condition(name, (own, *also), holds, untried=untried)
 
     def with_ordinary_numbers(
         self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]

@@ -43,13 +43,14 @@ def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
         where = "; ".join(", ".join(names) for names in places if names)
         facts.append(("seen", f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}"))
     if bug.needs:
-        facts.append(("needs", conditions_of(bug)))
+        facts.append(("needs", conditions_of(bug, seen)))
     return facts
 
 
-def conditions_of(bug: Bug) -> str:
-    """Return a bug's conditions in words; "" if it has none."""
-    return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
+def conditions_of(bug: Bug, seen: Occurrences | None = None) -> str:
+    """Return a bug's conditions in words; "" if it has none. ``seen`` are its failing examples, as far as known."""
+    needs = map((seen or Occurrences()).needed, bug.needs)
+    return f"only with {', '.join(map(_need, needs))}" if bug.needs else ""
 
 
 def _size(finding: Finding) -> str:
@@ -103,10 +104,11 @@ def _need(need: Condition) -> str:
 def _configurations(need: Condition) -> str:
     """Say which configurations of a tuner show a bug, such as "BLOCK_N 128 of 12 configurations of _forward"."""
     function = need.name.removesuffix(CONFIG)
-    fails, holds = ([x for x in values if x != AT_WORK] for values in (need.fails, need.holds))
+    all_values = (need.fails, need.holds, need.untried)
+    fails, holds, untried = ([x for x in dict.fromkeys(values) if x != AT_WORK] for values in all_values)
     if not fails:
         return f"the tuner of {function} at work: results of its trial runs stay in what is added to"
-    return f"{common_to(fails, holds)} of {len({*fails, *holds})} configurations of {function}"
+    return f"{common_to(fails, holds)} of {len({*fails, *holds, *untried})} configurations of {function}"
 
 
 def _are_odd(need: Condition) -> bool:

@@ -181,7 +181,7 @@ class ExecutedFunction(JITFunction[Any]):
             raise
         except Exception as e:
             if isinstance(e, CompilationError):
-                self.refusals[_key(arguments)] = _in_a_line(e)
+                self.refusals[_key(arguments)] = str(e)
             # Kernels that are written for the interpreter alone may be none for Triton's compiler.
             self.leave(f"Triton's compiler raised {_in_a_line(e)}")
             return None

@@ -1,10 +1,15 @@
 """What a bug requires, in words."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.harness.bugs.bug import Condition
+from tests.harness.bugs.bug import Condition, Occurrences
 from tests.harness.report.wording import conditions_of
 from tests.unit.support.bugs import CASE, CAUSAL, bug
+
+TILES = tuple(f"BLOCK_M={m} BLOCK_N={n}" for m in (32, 64) for n in (32, 64))
+"""Configurations of a tuner."""
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,28 @@ from tests.unit.support.bugs import CASE, CAUSAL, bug
         (CAUSAL, "causal True"),
         (Condition("ragged", ("paged", "cache"), ("none",)), "ragged cache or paged"),
         (Condition("bias", ("full", "of_keys"), ("none",)), "bias full"),
+        (
+            Condition("f.config", (TILES[2], TILES[3]), (*TILES[:2], "tuned")),
+            "BLOCK_M 64 of 4 configurations of f",
+        ),
+        (
+            Condition("f.config", (TILES[2],), (TILES[0],), untried=TILES[3:]),
+            "BLOCK_M 64 of 3 configurations of f",
+        ),
+        (
+            Condition("f.config", ("tuned",), TILES),
+            "the tuner of f at work: results of its trial runs stay in what is added to",
+        ),
     ],
 )
 def test_what_a_bug_needs_in_words(need: Condition, text: str) -> None:
     assert conditions_of(bug(CASE, ("dk",), need)) == f"only with {text}"
+
+
+def test_failing_examples_tell_more_configurations() -> None:
+    need = Condition("f.config", (TILES[2],), TILES[:1], untried=(TILES[1], TILES[3]))
+    seen = Occurrences()
+    for tiles in (TILES[3], TILES[2], "tuned"):
+        seen.add("forward", replace(CASE, launch=(("f.config", tiles),)), "out")
+    told = "only with BLOCK_M 64 of 4 configurations of f"
+    assert conditions_of(bug(CASE, ("out",), need), seen) == told
