@@ -52,9 +52,18 @@ class Chosen:
         """Return the launch setting that a tuner follows, "" if the tuner is not known."""
         return next((name for name, known in self.tuners.items() if known is tuner), "")
 
+    def names(self, tuner: Any) -> tuple[str, ...]:
+        """Return the names of a tuner's configurations, which are remembered of those that are known."""
+        if not self.setting(tuner):
+            return texts(tuner.configs)
+        configs, names = _Process.names.get(id(tuner), ([], ()))
+        if configs != tuner.configs:
+            _Process.names[id(tuner)] = [*tuner.configs], (names := texts(tuner.configs))
+        return names
+
     def wanted(self, tuner: Any) -> str:
         """Return the configuration that a tuner is to take."""
-        names = texts(tuner.configs)
+        names = self.names(tuner)
         if not (setting := self.setting(tuner)):
             self.notes[TAKES_TURNS.format(tuner.base_fn.__name__, len(names))] = None
             return names[self.turn % len(names)]
@@ -72,6 +81,7 @@ class _Process:
 
     chosen = Chosen()
     misfits: dict[Any, str] = {}  # noqa: RUF012
+    names: dict[int, tuple[list[Any], tuple[str, ...]]] = {}  # noqa: RUF012
 
 
 @contextmanager
@@ -110,7 +120,7 @@ def _launch(tuner: Any, launch: Callable[[], Any], args: tuple[Any, ...], kwargs
     chosen = _Process.chosen
     for name in (x for x in tuner.keys if x not in tuner.arg_names):
         chosen.notes[NO_ARGUMENT.format(tuner.base_fn.__name__, name)] = None
-    names = dict(zip(map(id, tuner.configs), texts(tuner.configs), strict=True))
+    names = dict(zip(map(id, tuner.configs), chosen.names(tuner), strict=True))
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     left = {names.get(id(x)) or configuration_text(x): x for x in tuner.prune_configs(kwargs)}
     if not left:

@@ -457,18 +457,19 @@ def explained(needs: Sequence[Condition], failure: Failure) -> list[Condition]:
     """Return the conditions of the drawn case, corrected by the explanation of the smallest case.
 
     1. A condition is dropped if its field does not matter in the smallest case.
-    2. A condition is added on each field that matters there and that shrinking could not simplify, such as causal.
-       Lengths are not added.
+    2. A condition is added on each field that matters there and that shrinking could not simplify, such as causal, and
+       on each tuner whose configuration matters. Lengths are not added.
     """
     case, told = failure.case, {x.name: x for x in failure.explanation.fields}
     kept = [need for need in needs if need.name not in told or told[need.name].matters]
     left_out = {*LENGTHS, *(need.name for need in kept)}
     others = (
-        Condition(name, (value_of(case, name),), tuple(value_of(x, name) for x in varied.held))
+        Condition(name, (value_of(case, name), *also), tuple(value_of(x, name) for x in varied.held))
         for name, varied in told.items()
-        if varied.matters and name in SIMPLEST and name not in left_out
+        if varied.matters and (name in SIMPLEST or is_tuner(name)) and name not in left_out
+        for also in [varied.fails if is_tuner(name) else ()]
     )
-    return [*kept, *filter(resisted_shrinking, others)]
+    return [*kept, *(need for need in others if is_tuner(need.name) or resisted_shrinking(need))]
 
 
 def without_lengths_of_no_rule(needs: Sequence[Condition]) -> tuple[Condition, ...]:
