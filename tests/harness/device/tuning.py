@@ -162,7 +162,7 @@ class _Trials:
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import OutOfResources, PTXASError
 
-        key = (id(self.tuner), name, self.kind)
+        key = (self.tuner.base_fn, name, self.kind)
         if key not in _Process.misfits:
             try:
                 launch()
