@@ -243,6 +243,15 @@ class TestFocus:
         multiples = {focused(claims, 0, n).capabilities.seqlen_multiple for n in range(20)}
         assert multiples == {24, 48}
 
+    def test_all_configurations_of_tuners_have_their_turn(self) -> None:
+        names = tuple(f"SIZE={size}" for size in range(13))
+        claims = replace(CLAIMS, launch={"f.config": names, "g.config": names})
+        narrow = [focused(claims, 0, "seed", number).capabilities.launch for number in range(13)]
+        for name in claims.launch:
+            assert sorted(value for launch in narrow for value in launch[name]) == sorted(names)
+        assert len(focused(claims, 2, "seed").capabilities.launch["f.config"]) == 4
+        assert focused(claims, 0, "seed", 0, "cpu").capabilities.launch == claims.launch
+
     def test_huge_strides_stay_where_nothing_else_is_claimed(self) -> None:
         assert without_huge_strides(Capabilities(layouts=("huge",))).layouts == ("huge",)
 
