@@ -41,8 +41,8 @@ def _forward(
     BLOCK_M: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
     cols = tl.arange(0, HEAD_DIM)
     n = tl.arange(0, KEYS)
     offsets = n.to(tl.int64)
@@ -50,7 +50,7 @@ def _forward(
     v_base = V + batch * stride_vb + (head // group) * stride_vh
     k = tl.load(k_base + offsets[None, :] * stride_kn + cols[:, None], mask=n[None, :] < seqlen_k, other=0.0)
     v = tl.load(v_base + offsets[:, None] * stride_vn + cols[None, :], mask=n[:, None] < seqlen_k, other=0.0)
-    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+    for block in range(tl.program_id(1), blocks, tl.num_programs(1)):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         in_q = rows[:, None] < seqlen_q
         q_ptrs = Q + batch * stride_qb + head * stride_qh + rows.to(tl.int64)[:, None] * stride_qm
@@ -65,7 +65,7 @@ def _forward(
         l = tl.sum(p, 1)
         p = p / tl.where(l == 0.0, 1.0, l)[:, None]
         out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        at = tl.program_id(1).to(tl.int64) * seqlen_q + rows
+        at = tl.program_id(0).to(tl.int64) * seqlen_q + rows
         tl.store(Out + at[:, None] * HEAD_DIM + cols[None, :], out.to(Out.dtype.element_ty), mask=in_q)
         tl.store(Lse + at, m + tl.log(l), mask=rows < seqlen_q)
 
@@ -83,7 +83,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: floa
     if not seqlen_q:
         return out, lse
     blocks = triton.cdiv(seqlen_q, BLOCK_M)
-    _forward[(min(blocks, PROGRAMS), batch * heads)](
+    _forward[(batch * heads, min(blocks, PROGRAMS))](
         *(q, k, v, out, lse, sm_scale),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]),
         *(heads, heads // k.shape[1], blocks, seqlen_q, seqlen_k),

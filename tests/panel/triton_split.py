@@ -41,9 +41,9 @@ def _part(
     BLOCK_N: tl.constexpr,
 ):
     split = tl.program_id(2)
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, HEAD_DIM)
     in_q = rows[:, None] < seqlen_q
     q_ptrs = Q + batch * stride_qb + head * stride_qh + rows.to(tl.int64)[:, None] * stride_qm + cols[None, :]
@@ -71,7 +71,7 @@ def _part(
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         m_i = m_new
-    at = (split * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * seqlen_q + rows
+    at = (split * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * seqlen_q + rows
     out = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     tl.store(Part + at[:, None] * HEAD_DIM + cols[None, :], out, mask=in_q)
     tl.store(PartLse + at, m_i + tl.log(l_i), mask=rows < seqlen_q)
@@ -114,7 +114,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: floa
     parts = torch.empty((SPLITS, *q.shape), dtype=torch.float32, device=q.device)
     lses = torch.empty((SPLITS, *q.shape[:3]), dtype=torch.float32, device=q.device)
     keys_each = triton.cdiv(triton.cdiv(seqlen_k, SPLITS), BLOCK_N) * BLOCK_N
-    _part[(triton.cdiv(seqlen_q, BLOCK_M), batch * heads, SPLITS)](
+    _part[(batch * heads, triton.cdiv(seqlen_q, BLOCK_M), SPLITS)](
         *(q, k, v, parts, lses, sm_scale),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]),
         *(heads, heads // k.shape[1], seqlen_q, seqlen_k, keys_each),

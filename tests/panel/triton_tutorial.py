@@ -38,9 +38,9 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    start = tl.program_id(0) * BLOCK_M
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
+    start = tl.program_id(1) * BLOCK_M
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
     rows = start + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, HEAD_DIM)
     keys = tl.arange(0, BLOCK_N)
@@ -78,7 +78,7 @@ def _forward(
         m_i = m_new
     lse = (m_i + tl.log2(l_i)) * 0.6931471805599453
     out = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
-    at = tl.program_id(1).to(tl.int64) * seqlen_q + rows
+    at = tl.program_id(0).to(tl.int64) * seqlen_q + rows
     tl.store(
         Out + at[:, None] * HEAD_DIM + cols[None, :],
         out.to(Out.dtype.element_ty),
@@ -94,7 +94,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: floa
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if not seqlen_q:
         return out, lse
-    _forward[(triton.cdiv(seqlen_q, BLOCK_M), batch * heads)](
+    _forward[(batch * heads, triton.cdiv(seqlen_q, BLOCK_M))](
         *(q, k, v, out, lse, sm_scale),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]),
         *(heads, heads // k.shape[1], seqlen_q, k.shape[2]),

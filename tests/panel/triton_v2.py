@@ -48,14 +48,14 @@ def _gradients_of_queries(
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    start = tl.program_id(0) * BLOCK
-    batch = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
+    start = tl.program_id(1) * BLOCK
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
     rows = start + tl.arange(0, BLOCK)
     cols = tl.arange(0, HEAD_DIM)
     q = _tile(Q + batch * stride_qb + head * stride_qh, rows, stride_qm, cols, seqlen_q)
     do = _tile(DOut + batch * stride_db + head * stride_dh, rows, stride_dm, cols, seqlen_q)
-    at = tl.program_id(1).to(tl.int64) * seqlen_q + rows
+    at = tl.program_id(0).to(tl.int64) * seqlen_q + rows
     lse = tl.load(Lse + at, mask=rows < seqlen_q, other=0.0)
     delta = tl.load(Delta + at, mask=rows < seqlen_q, other=0.0)
     k_base = K + batch * stride_kb + (head // group) * stride_kh
@@ -111,9 +111,9 @@ def _gradients_of_keys(
     BLOCK: tl.constexpr,
 ):
     heads_kv = heads // group
-    batch = (tl.program_id(1) // heads_kv).to(tl.int64)
-    head_kv = (tl.program_id(1) % heads_kv).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    batch = (tl.program_id(0) // heads_kv).to(tl.int64)
+    head_kv = (tl.program_id(0) % heads_kv).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     cols = tl.arange(0, HEAD_DIM)
     k = _tile(K + batch * stride_kb + head_kv * stride_kh, n, stride_kn, cols, seqlen_k)
     v = _tile(V + batch * stride_vb + head_kv * stride_vh, n, stride_vn, cols, seqlen_k)
@@ -137,7 +137,7 @@ def _gradients_of_keys(
             dp = tl.dot(do, tl.trans(v), input_precision="ieee")
             ds = p * (dp - delta[:, None])
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision="ieee")
-    at = tl.program_id(1).to(tl.int64) * seqlen_k + n
+    at = tl.program_id(0).to(tl.int64) * seqlen_k + n
     in_k = n[:, None] < seqlen_k
     tl.store(DK + at[:, None] * HEAD_DIM + cols[None, :], (dk * sm_scale).to(DK.dtype.element_ty), mask=in_k)
     tl.store(DV + at[:, None] * HEAD_DIM + cols[None, :], dv.to(DV.dtype.element_ty), mask=in_k)
@@ -157,10 +157,10 @@ def launch_backward(
     )
     constants = {"CAUSAL": options.causal, "HEAD_DIM": head_dim, "BLOCK": BLOCK}
     if seqlen_q:
-        grid = (triton.cdiv(seqlen_q, BLOCK), batch * heads)
+        grid = (batch * heads, triton.cdiv(seqlen_q, BLOCK))
         _gradients_of_queries[grid](q, k, v, dout, lse, delta, dq, options.sm_scale, *arguments, **constants)
     if seqlen_k:
-        grid = (triton.cdiv(seqlen_k, BLOCK), batch * heads_kv)
+        grid = (batch * heads_kv, triton.cdiv(seqlen_k, BLOCK))
         _gradients_of_keys[grid](q, k, v, dout, lse, delta, dk, dv, options.sm_scale, *arguments, **constants)
     return dq, dk, dv
 

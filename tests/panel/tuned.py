@@ -63,8 +63,8 @@ def _forward(
     STAGES: tl.constexpr,
     EVEN_N: tl.constexpr,
 ):
-    start = tl.program_id(0) * BLOCK_M
-    head = tl.program_id(1).to(tl.int64)
+    start = tl.program_id(1) * BLOCK_M
+    head = tl.program_id(0).to(tl.int64)
     rows = start + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, HEAD_DIM)
     keys = tl.arange(0, BLOCK_N)
@@ -124,8 +124,8 @@ def _gradients(
     BLOCK_N: tl.constexpr,
     EVEN_M: tl.constexpr,
 ):
-    start_n = tl.program_id(0) * BLOCK_N
-    head = tl.program_id(1).to(tl.int64)
+    start_n = tl.program_id(1) * BLOCK_N
+    head = tl.program_id(0).to(tl.int64)
     n = start_n + tl.arange(0, BLOCK_N)
     cols = tl.arange(0, HEAD_DIM)
     of_keys = head * seqlen_k * HEAD_DIM + n[:, None] * HEAD_DIM + cols[None, :]
@@ -199,7 +199,7 @@ class _Attention(torch.autograd.Function):
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         if out.numel():
             sizes = (heads, group, seqlen_q, seqlen_k, causal, head_dim)
-            _forward[lambda meta: (triton.cdiv(seqlen_q, meta["BLOCK_M"]), batch * heads)](
+            _forward[lambda meta: (batch * heads, triton.cdiv(seqlen_q, meta["BLOCK_M"]))](
                 q, k, v, out, lse, sm_scale, *sizes
             )
         ctx.save_for_backward(q, k, v, out, lse)
@@ -223,7 +223,7 @@ class _Attention(torch.autograd.Function):
         if not dk.numel():
             dq.zero_()
         elif dq.numel():
-            kernel[lambda meta: (triton.cdiv(seqlen_k, meta["BLOCK_N"]), batch * heads)](
+            kernel[lambda meta: (batch * heads, triton.cdiv(seqlen_k, meta["BLOCK_N"]))](
                 q, *repeated, dout, lse, delta, dq, dk, dv, sm_scale, seqlen_q, seqlen_k, causal, head_dim
             )
         dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
@@ -240,10 +240,10 @@ def hooked(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) ->
     return _Attention.apply(q, k, v, causal, sm_scale, _hooked_backward)
 
 
-@triton.autotune([triton.Config({"PART": n}) for n in (16, 32, 64)], key=["seqlen_k"])
+@triton.autotune([triton.Config({"PART": n}) for n in (32, 64, 128)], key=["seqlen_k"])
 @triton.jit
 def _part(Q, K, V, Out, Sums, sm_scale, seqlen_k, parts, PART: tl.constexpr, HEAD_DIM: tl.constexpr):
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part, row = tl.program_id(1), tl.program_id(0).to(tl.int64)
     n = part * PART + tl.arange(0, PART)
     cols = tl.arange(0, HEAD_DIM)
     q = tl.load(Q + row * HEAD_DIM + cols).to(tl.float32)
@@ -291,7 +291,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> 
     rows, parts = batch * heads, triton.cdiv(seqlen_k, 16)
     partial = torch.empty(rows, parts, head_dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(rows, parts, 2, dtype=torch.float32, device=q.device)
-    _part[lambda meta: (triton.cdiv(seqlen_k, meta["PART"]), rows)](
+    _part[lambda meta: (rows, triton.cdiv(seqlen_k, meta["PART"]))](
         q, k, v, partial, sums, sm_scale, seqlen_k, parts, HEAD_DIM=head_dim
     )
     used = triton.cdiv(seqlen_k, _part.best_config.kwargs["PART"])
