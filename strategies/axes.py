@@ -1,7 +1,7 @@
 """The axes of the space of cases: claimed fields with a few levels each, of which a run tries all pairs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ class Axis:
         level: the level that a case has; a case may have none of ``levels``.
         give: a case with a level. Other claims may then need further changes.
         usual: how many of the levels models use, the most frequent first; the first alone if none.
+        is_compiled: whether a kernel in Triton is compiled anew for each level, as its constants follow from it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Axis:
     level: Callable[[Case], Level]
     give: Callable[[Case, Level], Case]
     usual: int = 1
+    is_compiled: bool = False
 
 
 def axes_of(space: Space, dtypes: Sequence[str], *, numbers: bool = True) -> tuple[Axis, ...]:
@@ -64,7 +66,7 @@ def axes_of(space: Space, dtypes: Sequence[str], *, numbers: bool = True) -> tup
     c = space.claims
     of_models = [head_dim for head_dim in OF_MODELS if head_dim in c.head_dims]
     layouts = without_huge_strides(c).layouts
-    found = [
+    compiled = [
         _of_field("dtype", ("bfloat16", *dtypes) if "bfloat16" in dtypes else dtypes),
         _of_field("causal", sorted(c.causal, reverse=True)),
         _of_field("head_dim", (*of_models, *c.head_dims), len(of_models)),
@@ -73,6 +75,9 @@ def axes_of(space: Space, dtypes: Sequence[str], *, numbers: bool = True) -> tup
         *(_of_field(name, (SIMPLEST[name], *values)) for name, values in space.options.items()),
         *(_of_call(space, name) for name in space.call_fields),
         *(_of_setting(name, values) for name, values in c.launch.items()),
+    ]
+    found = [
+        *(replace(axis, is_compiled=True) for axis in compiled),
         Axis("layout", layouts, _layout, _in_layout, sum(name in ("contiguous", "bnhd") for name in layouts)),
         Axis("sm_scale", _scales(space), _scale, partial(_with_scale, space)),
     ]

@@ -11,8 +11,9 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
+from kernels.contract import Capabilities
 from strategies.axes import MANY_OF, Axis, Level, axes_of
-from strategies.case import Case
+from strategies.case import OF_CALLS, Case
 from strategies.cases import Space
 from strategies.limits import cut_down, is_affordable, with_fewer_heads, with_heads_at_most
 
@@ -31,16 +32,33 @@ class Design:
     """The rows of a law and a kernel, the same in all processes.
 
     Row ``i`` is for the dtype ``i % len(dtypes)``: the items of all dtypes share the rows. The first rows take levels
-    in their order, from the one with the number ``first`` on.
+    in their order, from the one with the number ``first`` on. With ``variants``, which are rows of ``Variants``, each
+    case has the levels of one of these, as far as its space has them, and is steered to levels of all other axes.
     """
 
     def __init__(
-        self, spaces: Sequence[Space], *, numbers: bool = True, seed: object = 0, first: int = 0
+        self,
+        spaces: Sequence[Space],
+        *,
+        numbers: bool = True,
+        seed: object = 0,
+        first: int = 0,
+        variants: Sequence[Row] = (),
     ) -> None:
         self.spaces, self.seed, self.first = spaces, seed, first
         self.dtypes = [space.dtype for space in spaces]
-        self.axes = axes_of(spaces[0], self.dtypes, numbers=numbers)
+        self.axes = self.axes_of(spaces[0], numbers)
+        self.variants = [self._known(row) for row in variants]
         self.found: list[Row] = []
+
+    def axes_of(self, space: Space, numbers: bool) -> tuple[Axis, ...]:
+        """Return the axes of the design."""
+        return axes_of(space, self.dtypes, numbers=numbers)
+
+    def _known(self, row: Row) -> Row:
+        """Return the part of a row whose levels the space has."""
+        levels = {axis.name: axis.levels for axis in self.axes}
+        return {name: level for name, level in row.items() if level in levels.get(name, ())}
 
     @cached_property
     def pairs(self) -> "Pairs":
@@ -53,6 +71,7 @@ class Design:
             place = len(self.found)
             turn, dtype = divmod(place, len(self.dtypes))
             fixed = {"dtype": self.dtypes[dtype]} if len(self.dtypes) > 1 else {}
+            fixed |= self._variant(turn)
             chance = Random(f"{self.seed} {place}")
             if turn % USUAL == 1:
                 self.found.append({**{axis.name: _usual(axis, chance) for axis in self.axes}, **fixed})
@@ -63,13 +82,21 @@ class Design:
     def steered(self, place: int, case: Case) -> Case:
         """Return what is tried in place of a drawn case, the one of that number of its dtype.
 
-        The first case and every other one stay as they are drawn, as a bug may need several options to be left out, or
-        tensors of different layouts. The others have the levels of the next row.
+        The first case and every other one stay as they are drawn, but for the levels of a variant, as a bug may need
+        several options to be left out, or tensors of different layouts. The others have the levels of the next row. Of
+        large cases, which are few, each has those of a row.
         """
-        if place % 2 == 0:
-            return case
-        turn = place // 2
+        space = self.spaces[self.dtypes.index(case.dtype)]
+        turn = place if space.large else place // 2
+        if place % 2 == 0 and not space.large:
+            changed = self.with_levels(space, case, self._variant(turn)) if self.variants else case
+            return (
+                changed if space.claims.admits(changed) and is_affordable(changed, **space.limits) else case
+            )
         return self.given(case, self.row(turn * len(self.dtypes) + self.dtypes.index(case.dtype)))
+
+    def _variant(self, turn: int) -> Row:
+        return self.variants[turn % len(self.variants)] if self.variants else {}
 
     def given(self, case: Case, row: Row) -> Case:
         """Return a case with the levels of a row, as far as it can have them all; itself if it has to stay as it is."""
@@ -95,6 +122,28 @@ class Design:
             if axis.name in row:
                 case = axis.give(case, row[axis.name])
         return space.fitted(case)
+
+
+class Variants(Design):
+    """A design of what kernels are compiled for alone: each row is a compiled variant, of whatever law.
+
+    The spaces have the options and the kinds of calls of all laws.
+    """
+
+    def axes_of(self, space: Space, numbers: bool) -> tuple[Axis, ...]:
+        """Return the axes for whose levels a kernel is compiled anew."""
+        return tuple(axis for axis in super().axes_of(space, numbers) if axis.is_compiled)
+
+
+def variants_of(capabilities: Capabilities, device_type: str, seed: object) -> Variants:
+    """Return the compiled variants of a kernel with these claims: row ``i`` is for the dtype ``i % len(dtypes)``."""
+    options: dict[str, Any] = dict.fromkeys(("key_padding", "dropout", "variants"), True)
+    calls = tuple(name for name in OF_CALLS if getattr(capabilities, name))
+    spaces = [
+        Space(capabilities=capabilities, dtype=dtype, device_type=device_type, calls=calls, **options)
+        for dtype in capabilities.dtypes
+    ]
+    return Variants(spaces, seed=seed)
 
 
 def _usual(axis: Axis, chance: Random) -> Level:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kernels.contract import Capabilities
-from strategies.case import Case, changed
+from strategies.case import LAYOUT_FIELDS, Case, changed
 from strategies.lengths import shortest_lengths
 
 MOST_LARGE = {"cpu": 2**25, "cuda": 2**33}
@@ -146,6 +146,7 @@ def with_scale(c: Capabilities, device_type: str, case: Case, name: str) -> Case
             length = -(-many // (heads_of_tensor * case.head_dim))
             rows, keys = (length, few_keys) if tensor == "q" else (few_rows, length)
             heads = (1, *of_one)
+            case = changed(case, **dict.fromkeys(LAYOUT_FIELDS, c.layouts[0]))
     step = c.seqlen_multiple
     batch, heads_kv, group = heads
     case = changed(

@@ -15,7 +15,11 @@ from strategies.padding import is_spoiled, key_padding_mask
 from strategies.score_rules import score_rule
 from strategies.values import FAMILIES, fill
 
-MOST_ELEMENTS = 2**31
+MOST_DRAWN = 2**27
+"""Of a tensor of more elements than this, some rows are drawn, and repeated, as to draw all takes many seconds."""
+REPEATED_ROWS = 4093
+"""So many rows: a prime number, so that no row is like those a power of two before it."""
+MOST_ELEMENTS = 2**32
 """The most elements that a tensor may have in a case that is read from a file."""
 
 
@@ -95,8 +99,12 @@ def tensors(
 def _window(case: Case, name: str, device: torch.device | str, margin: float, around: bool) -> Window:
     # Each tensor has a generator of its own, so that changing one leaves the others as they were.
     generator = torch.Generator().manual_seed(len(TENSORS) * case.seed + TENSORS.index(name))
-    dtype = getattr(torch, case.dtype)
-    data = fill(getattr(case, f"{name}_values"), case.shape(name), dtype, generator)
+    dtype, shape = getattr(torch, case.dtype), case.shape(name)
+    batch, heads, length, head_dim = shape
+    drawn = length if math.prod(shape) <= MOST_DRAWN else min(length, REPEATED_ROWS)
+    data = fill(getattr(case, f"{name}_values"), (batch, heads, drawn, head_dim), dtype, generator)
+    if drawn < length:
+        data = data.repeat(1, 1, -(-length // drawn), 1)[:, :, :length]
     return place(data, getattr(case, f"{name}_layout"), margin_value=margin, device=device, around=around)
 
 

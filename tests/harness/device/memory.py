@@ -1,16 +1,20 @@
 """How much memory a process holds: whether a kernel leaves some behind at each call, or fills the machine."""
 
 import ctypes
+import fcntl
 import gc
 import os
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import torch
+
+from tests.harness.device.gpus import VISIBLE
 
 WINDOWS = 6
 """Memory is measured after so many series of equal calls. The first series fills caches, and does not count."""
@@ -99,6 +103,20 @@ def leave_memory_to_others() -> None:
     if int(os.environ.get(PROCESSES, "1")) > 1:
         _, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(LEAST_SHARE, MOST_NEEDED / total)))
+
+
+@contextmanager
+def gpu_to_itself(device: str) -> Iterator[None]:
+    """Wait until no other process of this user has a GPU to itself, and then give back what PyTorch has kept of it.
+
+    A call of large tensors takes gigabytes, of which a GPU has room for those of one process.
+    """
+    visible = os.environ.get(VISIBLE, device).replace("/", "-")
+    with (Path(tempfile.gettempdir()) / f"flashproof-{os.getuid()}-{visible}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def offer_to_be_killed() -> None:

@@ -32,6 +32,7 @@ class KernelInfo:
     capabilities: Capabilities
     printed: dict[str, str]
     known_failures: tuple[KnownFailure, ...] = ()
+    device_type: str = "cpu"
 
     @classmethod
     def ask(cls, child: Child, spec: str, claims: tuple[str, ...]) -> "KernelInfo":
@@ -46,18 +47,20 @@ class KernelInfo:
             raise Unavailable(f"kernel {spec!r}: {answer['unavailable']}")
         if "error" in answer:
             raise ValueError(answer["error"])
-        return cls.from_dict({"spec": spec, "stated": claims, **answer})
+        device_type = child.device.partition(":")[0]
+        return cls.from_dict({"spec": spec, "stated": claims, "device_type": device_type, **answer})
 
     @cached_property
     def coverage(self) -> Coverage:
         """What tells how much was tried of what the kernel claims."""
-        return coverage_of(self.capabilities)
+        return coverage_of(self.capabilities, self.device_type)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON."""
         return {
             "spec": self.spec,
             "stated": self.claims,
+            "device_type": self.device_type,
             **described(self.name, self.capabilities, self.printed, self.known_failures),
         }
 
@@ -71,7 +74,8 @@ class KernelInfo:
         values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
         known = tuple(known_failure(each) for each in fields["known_failures"])
         stated = tuple(fields["stated"])
-        return cls(fields["spec"], stated, fields["name"], Capabilities(**values), fields["printed"], known)
+        claims, device_type = Capabilities(**values), fields.get("device_type", "cpu")
+        return cls(fields["spec"], stated, fields["name"], claims, fields["printed"], known, device_type)
 
     def check_returned(self, child: Child) -> None:
         """Call the kernel in the child. Raises ValueError, in one line, if it can't be run here or returns no answer.

@@ -345,13 +345,16 @@ def is_judged(law: str, cell: str) -> bool:
     return not declared.expects_refusal and (declared.takes_gradients or not cell.startswith("dout_"))
 
 
-def coverage_of(c: Capabilities) -> Coverage:
+def coverage_of(c: Capabilities, device_type: str) -> Coverage:
     """Return what tells how much was tried of the calls that a kernel claims to answer, under all laws together."""
     found: dict[object, Design] = {}
     for declared in map(law_named, LAWS):
         dtypes = [dtype for dtype in c.dtypes if declared.applies_to(c, dtype)]
         if dtypes and not declared.expects_refusal:
-            spaces = [Space(capabilities=c, dtype=dtype, **declared.draws) for dtype in dtypes]
+            spaces = [
+                Space(capabilities=c, dtype=dtype, device_type=device_type, **declared.draws)
+                for dtype in dtypes
+            ]
             design = Design(spaces, numbers="numbers" not in declared.sets)
             found.setdefault(tuple((axis.name, axis.levels) for axis in design.axes), design)
     return Coverage([*found.values()])

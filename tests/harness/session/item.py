@@ -17,7 +17,7 @@ from strategies.case import Case
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.files import JOURNALS
-from tests.harness.law import PROPERTIES, Law, by_place, place_among_laws
+from tests.harness.law import LAWS, PROPERTIES, Law, by_place, place_among_laws
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
@@ -81,10 +81,12 @@ class LawTurn(pytest.Item):
         return self.turn.round, not self.unfinished, *by_place(self.law.name), self.turn.number, dtype
 
     @property
-    def variant(self) -> int:
-        """Return the number of the compiled variants that the item begins with, which ``LAWS_ALIKE`` laws share."""
-        dtypes = self.info.capabilities.dtypes
-        return place_among_laws(self.law) // LAWS_ALIKE * len(dtypes) + dtypes.index(self.dtype)
+    def variants(self) -> list[int]:
+        """Return the numbers of the compiled variants that the item draws from, which ``LAWS_ALIKE`` laws share."""
+        dtypes, shares = self.info.capabilities.dtypes, -(-len(LAWS) // LAWS_ALIKE)
+        share = place_among_laws(self.law) // LAWS_ALIKE
+        numbers = self.turn.variants(self.subject.runs.device_type)
+        return [(number * shares + share) * len(dtypes) + dtypes.index(self.dtype) for number in numbers]
 
     @property
     def unfinished(self) -> dict[Path, Case]:
@@ -115,15 +117,8 @@ class LawTurn(pytest.Item):
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
         claims = subject.answered.under(self.law.name).of_turn(self.turn.number)
-        focus = self.turn.focus(
-            claims,
-            subject.runs.is_compiled,
-            f"{self.plan.source} {self.info.name}",
-            self.variant,
-            subject.runs.device_type,
-        )
         seconds = seconds_of(self)
-        subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)
+        subject.begin(self.turn.claims(claims), seconds, is_within=claims is not self.info.capabilities)
         if not self.law.applies_to(self.info.capabilities, self.dtype):
             pytest.skip(f"{self.info.name} does not claim {self.law.needs} of {self.dtype}")
         try:
@@ -256,11 +251,12 @@ def cases_of(item: LawTurn, subject: Subject, most: float) -> Iterator[Case]:
         yield subject.replay.case
         return
     seeds = seeds_of(item)
-    if most and item.turn.begins_far(subject.focus, subject.runs.device_type):
+    if most and item.turn.begins_far(subject.claims, subject.runs.device_type):
         yield from drawn(subject.cases(**item.law.draws, far=True), seeds.getrandbits(64), 1)
         most -= 1
     turn = item.turn
-    design = subject.design(item.law, 0 if turn.before else turn.number, item.plan.source)
+    variants = item.variants if subject.runs.is_compiled else ()
+    design = subject.design(item.law, 0 if turn.before else turn.number, item.plan.source, variants)
     stream = Stream(subject.cases(**item.law.draws), seeds, most, design, turn.before)
     subject.runs.ahead = stream.draw_ahead
     yield from stream

@@ -20,12 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kernels.contract import GRADIENTS
+from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import Case
 from strategies.cases import Space
-from strategies.design import Design
+from strategies.design import Design, Variants, variants_of
 from strategies.features import with_contiguous_inputs
-from strategies.focus import Focus
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.avoidance import Avoided, may_show, steer_away
 from tests.harness.bugs.bug import Bug
@@ -63,6 +62,7 @@ class Subject:
         near: cases that came nearest to a bound in earlier runs, which are run early too.
         strategies: the strategies made so far.
         designs: the covering designs made so far.
+        variants: the designs of compiled variants made so far.
     """
 
     triage: Triage
@@ -73,6 +73,7 @@ class Subject:
     near: Sequence[Near] = ()
     strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = field(default_factory=dict)
     designs: dict[tuple[Any, ...], Design] = field(default_factory=dict)
+    variants: dict[tuple[Any, ...], Variants] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.runs, self.known = self.triage.runs, self.triage.known
@@ -88,7 +89,7 @@ class Subject:
     def cases(self, **options: Any) -> st.SearchStrategy[Case]:
         """Return a strategy of claimed cases at this dtype; ``options`` are those of ``strategies.cases.cases``."""
         # Strategies are kept, because Hypothesis takes longer to validate a new one than to draw an example from it.
-        key = (repr(self.focus), *sorted(options.items()))
+        key = (repr(self.claims), *sorted(options.items()))
         if key not in self.strategies:
             self.strategies[key] = self._space(self.dtype, options).strategy()
         return self.strategies[key]
@@ -97,29 +98,37 @@ class Subject:
         if self.max_seqlen is not None:
             options = {**options, "max_seqlen": self.max_seqlen}
         return Space(
-            capabilities=self.focus.capabilities,
-            heads=self.focus.heads,
+            capabilities=self.claims,
             dtype=dtype,
             device_type=self.runs.device_type,
             **options,
         )
 
-    def design(self, law: Law, number: int, source: str) -> Design:
+    def design(self, law: Law, number: int, source: str, variants: Sequence[int] = ()) -> Design:
         """Return the covering design of a law's cases; each ``number`` and ``source`` stands for other rows.
 
-        The items of all dtypes share it if all of them draw from the same claims.
+        The items of all dtypes share it, but for those of a kernel that is compiled, whose cases have the ``variants``
+        of these numbers.
         """
-        key = (repr(self.focus), law.name, number)
+        key = (repr(self.claims), law.name, number, *variants)
         if key not in self.designs:
-            dtypes = (self.dtype,) if self.runs.is_compiled else self.focus.capabilities.dtypes
+            dtypes = (self.dtype,) if variants else self.claims.dtypes
             spaces = [self._space(dtype, law.draws) for dtype in dtypes if dtype in law.dtypes]
             self.designs[key] = Design(
                 spaces,
                 numbers="numbers" not in law.sets,
                 seed=f"{source} {law.name} {number}",
                 first=place_among_laws(law) * len(spaces),
+                variants=[self._variants(source).row(variant) for variant in variants],
             )
         return self.designs[key]
+
+    def _variants(self, source: str) -> Variants:
+        """Return the compiled variants of the kernel, which all of its laws and processes share."""
+        key = (repr(self.claims), source)
+        if key not in self.variants:
+            self.variants[key] = variants_of(self.claims, self.runs.device_type, source)
+        return self.variants[key]
 
     def is_tried(self, run: Run, law: Law) -> bool:
         """Whether a run of an earlier session is repeated: it has this law and dtype, and a claimed case."""
@@ -127,11 +136,11 @@ class Subject:
         return (run.law, case.dtype) == (law.name, self.dtype) and self.info.capabilities.admits(case)
 
     def begin(
-        self, focus: Focus | None = None, seconds: float = math.inf, *, is_within: bool = False
+        self, claims: Capabilities | None = None, seconds: float = math.inf, *, is_within: bool = False
     ) -> None:
-        """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
+        """Start a new item: draw from ``claims``, by default all that the kernel has, for so many seconds.
 
-        ``is_within`` says that the focus leaves out claimed cases which the kernel seems to refuse. Bugs that earlier
+        ``is_within`` says that they leave out claimed cases which the kernel seems to refuse. Bugs that earlier
         items have found stay known.
         """
         self.tally = self.runs.begin()
@@ -140,7 +149,7 @@ class Subject:
         self.changed: list[Near] = []
         self.generated = 0
         self.is_within = is_within
-        self.focus = focus or Focus(self.info.capabilities)
+        self.claims = claims or self.info.capabilities
         self.deadline = self.triage.deadline = time.perf_counter() + seconds
 
     def check(self, law: Law, case: Case) -> Verdict | None:

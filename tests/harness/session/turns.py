@@ -14,7 +14,6 @@ from pathlib import Path
 
 from kernels.contract import Capabilities
 from strategies.cases import without_huge_strides
-from strategies.focus import Focus, focused
 from tests.harness.files import Lines, is_alive
 
 FEWEST = 3
@@ -28,6 +27,8 @@ TURN_SECONDS = 6.0
 
 Each turn draws from compiled variants of its own, so that many short turns would spend most of their time compiling.
 """
+VARIANTS = {"cpu": 8, "cuda": 1}
+"""So many compiled variants a turn of the first round draws from. On a CPU to compile one takes a tenth of a second."""
 TURNS_OF_SERIES = 2
 """The number of successive turns of a round in which a law at a dtype uses the same compiled variants."""
 LAST_ROUND = 0.2
@@ -51,6 +52,7 @@ class Turn:
         last: whether its round is the last one, in which huge strides are drawn as well.
         examples: the most examples that it has; None if only the clock ends it.
         series: turns of one series draw from the same compiled variants.
+        variant: the number of the first variant of its series among those of all series.
         before: how many examples the earlier turns of its law and dtype have. A turn that the clock ends begins a
             covering design of its own, as nobody knows how many they have.
     """
@@ -62,6 +64,7 @@ class Turn:
     examples: int | None = None
     series: int = 0
     before: int = 0
+    variant: int = 0
 
     def of_cost(self, costs: int) -> "Turn":
         """Return the turn of a law whose cases take so many times as long: it has so many times fewer examples.
@@ -73,33 +76,23 @@ class Turn:
         start, end = (-(-number // costs) for number in (self.before, self.before + self.examples))
         return replace(self, examples=end - start, before=start)
 
-    def focus(
-        self,
-        capabilities: Capabilities,
-        is_compiled: bool,
-        seed: object,
-        number: int = 0,
-        device_type: str = "cuda",
-    ) -> Focus:
-        """Return what the turn draws from: all that the kernel claims, or a few variants if it ``is_compiled``.
+    def claims(self, capabilities: Capabilities) -> Capabilities:
+        """Return the claims that cases are drawn from: those of huge strides in the last turn alone."""
+        return capabilities if self.last else without_huge_strides(capabilities)
 
-        The later the round, the more variants; ``series`` decides which, and ``number``, by which the laws and dtypes
-        of a round differ. The last turn of a run by examples draws from
-        all claims even for a compiled kernel, since no other turn would draw the variants that it leaves out.
-        """
-        claims = capabilities if self.last else without_huge_strides(capabilities)
-        if not is_compiled or (self.last and self.examples is not None):
-            return Focus(claims)
-        return focused(claims, self.round, f"{seed} {self.series}", number, device_type)
+    def variants(self, device_type: str) -> range:
+        """Return the numbers of the compiled variants that the turn draws from: in each round twice as many."""
+        several = VARIANTS[device_type]
+        return range(self.variant * several, (self.variant + 2**self.round) * several)
 
-    def begins_far(self, focus: Focus, device_type: str) -> bool:
+    def begins_far(self, claims: Capabilities, device_type: str) -> bool:
         """Whether the first example has huge strides in all tensors, as in the last of several turns on the CPU.
 
         A slow kernel may have time for no other example in that turn. On a GPU such tensors would leave no memory to
         other processes.
         """
         is_last_of_many = self.last and self.number > 0
-        return is_last_of_many and device_type == "cpu" and "huge" in focus.capabilities.layouts
+        return is_last_of_many and device_type == "cpu" and "huge" in claims.layouts
 
 
 def turns_of_examples(examples: int) -> tuple[Turn, ...]:
@@ -111,7 +104,15 @@ def turns_of_examples(examples: int) -> tuple[Turn, ...]:
     ends = [round(examples * sum(weights[: i + 1])) for i in range(len(weights))]
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return tuple(
-        Turn(i, i, weight=size, last=i == len(sizes) - 1, examples=size, before=sum(sizes[:i]))
+        Turn(
+            i,
+            i,
+            weight=size,
+            last=i == len(sizes) - 1,
+            examples=size,
+            before=sum(sizes[:i]),
+            variant=2**i - 1,
+        )
         for i, size in enumerate(sizes)
     )
 
@@ -126,11 +127,23 @@ def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ..
     first_round = max(FIRST_ROUND_SECONDS, ITEM_SECONDS * items)
     weights = _weights(round(math.log2((1 - LAST_ROUND) * seconds / first_round + 1)))
     turns: list[Turn] = []
+    variant = 0
     for round_, weight in enumerate(weights):
         count = max(1, min(workers, int(weight * seconds * workers / (items * TURN_SECONDS))))
         last = round_ == len(weights) - 1
         series = math.ceil(count / TURNS_OF_SERIES)
-        turns += [Turn(len(turns) + i, round_, weight / count, last, series=i % series) for i in range(count)]
+        turns += [
+            Turn(
+                len(turns) + i,
+                round_,
+                weight / count,
+                last,
+                series=i % series,
+                variant=variant + i % series * 2**round_,
+            )
+            for i in range(count)
+        ]
+        variant += series * 2**round_
     return tuple(turns)
 
 

@@ -160,7 +160,7 @@ class Trial:
             around = self.home == self.device
             self.windows: Tensors = tensors(self.case, self.home, margin=self.margin, around=around)
         except (torch.OutOfMemoryError, MemoryError) as e:
-            raise CannotRun(f"no memory for the tensors: {e}") from e
+            raise CannotRun(f"no memory for the tensors: {in_short(e)}") from e
         self.seconds["tensors"] = time.perf_counter() - start
         w = self.windows
         self.problem = Problem(
@@ -368,7 +368,7 @@ class Trial:
             self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
         except Exception as e:
             if isinstance(e, MemoryError) or any(words in str(e) for words in OUT_OF_MEMORY):
-                raise CannotRun(f"out of memory in the kernel: {e}") from e
+                raise CannotRun(f"out of memory in the kernel: {in_short(e)}") from e
             if device_is_full(self.device):
                 raise CannotRun(f"the device has no memory left, and the kernel raised {e}") from e
             if TOO_FAR.search(str(e)):
@@ -449,6 +449,11 @@ class Trial:
         """Settle the checks and remember how close to their bounds they came."""
         for tensor, ratio in self.settle(checks).items():
             self.worst[tensor] = max(self.worst.get(tensor, 0.0), ratio)
+
+
+def in_short(error: BaseException) -> str:
+    """Return what an exception says, for PyTorch on a GPU without who holds how much of its memory."""
+    return str(error).partition(" GPU ")[0]
 
 
 def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import inspect
 import json
+import math
 import os
 import platform
 import signal
@@ -15,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from functools import cache, partial
 from importlib import import_module
@@ -32,9 +33,11 @@ from kernels.contract.parsing import describe as describe_claims
 from reference import safe_softmax
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
+from strategies.case import TENSORS
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.memory import (
     device_bytes,
+    gpu_to_itself,
     growth,
     held_bytes,
     leave_memory_to_others,
@@ -58,7 +61,7 @@ from tests.harness.run import Run, run_of
 from tests.harness.trial import pattern
 from tests.harness.trial.designs import with_explanations
 from tests.harness.trial.outputs import form_of, in_claimed_form
-from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
+from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
@@ -69,6 +72,8 @@ PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 PR_SET_PDEATHSIG = 1
 """The number of this operation of prctl(2), as linux/prctl.h defines it."""
 
+MUCH = 2**28
+"""A case with a tensor of more elements than this, or with more scores, needs gigabytes."""
 CACHED_BYTES = 2**31
 """If torch keeps more memory than this, it goes back to the device after a request, as other processes may need it."""
 
@@ -92,7 +97,8 @@ class Worker:
         """
         try:
             request = json.loads(line)
-            with compiled(for_any_values=request.get("general", False)):
+            alone = gpu_to_itself(self.device) if self._needs_much(request) else nullcontext()
+            with alone, compiled(for_any_values=request.get("general", False)):
                 answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
             answer = {"raised": traceback.format_exc()}
@@ -100,6 +106,14 @@ class Worker:
         if not is_lost and self.device.startswith("cuda") and device_bytes("reserved") > CACHED_BYTES:
             torch.cuda.empty_cache()
         return json.dumps({**answer, "fatal": is_lost, "held": held_bytes()})
+
+    def _needs_much(self, request: dict[str, Any]) -> bool:
+        """Whether a request is about a case that needs gigabytes of a GPU."""
+        if self.device == "cpu" or "case" not in request:
+            return False
+        case = run_of(request).case
+        elements = max(math.prod(case.shape(tensor)) for tensor in TENSORS)
+        return case.scores > MUCH or elements > MUCH
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the name of the device's hardware and the versions of the packages."""
@@ -240,7 +254,7 @@ class Worker:
         except CannotRun as reason:
             outcome = {"status": "skipped", "reason": str(reason)}
         except (torch.OutOfMemoryError, MemoryError) as e:
-            outcome = {"status": "skipped", "reason": f"no memory for the references: {e}"}
+            outcome = {"status": "skipped", "reason": f"no memory for the references: {in_short(e)}"}
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}

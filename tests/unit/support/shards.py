@@ -7,7 +7,6 @@ from typing import Any
 from strategies.case import Case
 from strategies.cases import Space, cases
 from strategies.design import Design
-from strategies.focus import Focus
 from tests.harness.clock import Clock
 from tests.harness.session.item import draw_examples
 from tests.harness.session.plan import Plan
@@ -37,12 +36,12 @@ def drawn_in_turn(turn: Turn, seed: int | None = None, shard: str | None = None)
         generated=0,
         replay=None,
         check=uphold,
-        focus=Focus(CLAIMS),
-        runs=SimpleNamespace(in_turns=nullcontext, device_type="cpu"),
+        claims=CLAIMS,
+        runs=SimpleNamespace(in_turns=nullcontext, device_type="cpu", is_compiled=False),
     )
     subject.cases = lambda **options: cases(CLAIMS, dtype="float16", **options)
     space = Space(capabilities=CLAIMS, dtype="float16", **forward.draws)
-    subject.design = lambda law, number, source: Design([space], seed=f"{source} {number}")
+    subject.design = lambda law, number, source, variants: Design([space], seed=f"{source} {number}")
     draw_examples(item, subject)
     return found
 

@@ -5,7 +5,6 @@ import os
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases, without_huge_strides
-from strategies.focus import EXTRAS_LEFT, LARGEST_SHARE, Focus, focused
+from strategies.cases import Space, cases, without_huge_strides
+from strategies.design import Design, variants_of
 from tests.harness.clock import (
     GRACE_SECONDS,
     LEAST_CALLS,
@@ -33,6 +32,7 @@ from tests.harness.session.turns import (
     TURN_SECONDS,
     TURNS,
     TURNS_OF_SERIES,
+    VARIANTS,
     Shares,
     Turn,
     fair_seconds,
@@ -66,7 +66,7 @@ class TestTurns:
         assert 3 <= (turns[0].examples or 0) <= 5
         assert turns[-1].examples == 20
         for turn in turns:
-            assert ("huge" in turn.focus(CLAIMS, False, 0).capabilities.layouts) is turn.last
+            assert ("huge" in turn.claims(CLAIMS).layouts) is turn.last
 
     def test_every_worker_has_its_own_turn_of_a_round_by_the_clock(self) -> None:
         turns = turns_of_seconds(600.0, workers=16, items=5)
@@ -149,134 +149,69 @@ class TestTime:
             spend()
 
 
-class TestFocus:
-    @pytest.mark.parametrize("width", range(5))
-    def test_what_is_drawn_is_claimed(self, width: int) -> None:
-        narrow = focused(CLAIMS, width, width).capabilities
-        assert set(narrow.head_dims) <= set(CLAIMS.head_dims)
-        assert set(narrow.layouts) <= set(CLAIMS.layouts)
-        layouts = without_huge_strides(narrow).layouts
-        sizes = [len(x) for x in (narrow.head_dims, layouts, narrow.dropout, *narrow.launch.values())]
-        assert math.prod(sizes) <= 2**width * (2 if "expanded_rows" in layouts else 1)
-        assert all(set(narrow.launch[name]) <= set(values) for name, values in CLAIMS.launch.items())
+class TestVariants:
+    def test_turns_of_one_series_share_variants_and_no_others_do(self) -> None:
+        turns = turns_of_seconds(600.0, workers=8, items=6)
+        of_series: dict[tuple[int, int], set[range]] = {}
+        for turn in turns:
+            of_series.setdefault((turn.round, turn.series), set()).add(turn.variants("cuda"))
+        assert all(len(found) == 1 for found in of_series.values())
+        numbers = [number for (found,) in of_series.values() for number in found]
+        assert numbers == [*range(len(numbers))]
+        assert max(Counter((turn.round, turn.series) for turn in turns).values()) == TURNS_OF_SERIES
 
-    @pytest.mark.parametrize("seed", range(5))
-    def test_a_wider_focus_adds_to_a_narrower_one(self, seed: int) -> None:
-        claims = replace(CLAIMS, window=(0, 7, 100), softcap=(0.0, 30.0))
-        foci = [focused(claims, width, seed) for width in range(5)]
-        for narrow, wide in pairwise(foci):
-            for name in ("head_dims", "dropout", "window", "softcap"):
-                narrower, wider = (set(getattr(focus.capabilities, name)) for focus in (narrow, wide))
-                assert narrower <= wider
-            assert wide.heads is None or set(narrow.heads or ()) <= set(wide.heads)
-            for name, values in narrow.capabilities.launch.items():
-                assert {*values} <= {*wide.capabilities.launch[name]}
+    @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+    def test_each_round_of_a_run_by_examples_has_twice_as_many_variants(self, device_type: str) -> None:
+        found = [turn.variants(device_type) for turn in turns_of_examples(100)]
+        assert [len(x) for x in found] == [VARIANTS[device_type] * 2**i for i in range(len(found))]
+        assert [number for x in found for number in x] == [*range(found[-1].stop)]
 
-    def test_turns_of_one_series_share_variants(self) -> None:
-        turns = [turn for turn in turns_of_seconds(600.0, workers=8, items=6) if not turn.last]
-        first, second = ([turn for turn in turns if turn.round == x] for x in (0, 1))
-        for turns in (first, second):
-            shared = Counter(turn.series for turn in turns)
-            assert [*shared] == [*range(len(shared))]
-            assert max(shared.values()) == TURNS_OF_SERIES
-            assert all(one.series != other.series for one, other in pairwise(turns))
-        for one, other in product(first, second):
-            dims = [{*turn.focus(CLAIMS, True, 0).capabilities.head_dims} for turn in (one, other)]
-            assert one.series != other.series or dims[0] <= dims[1]
+    def test_the_first_variants_have_all_that_is_compiled_in(self) -> None:
+        variants = variants_of(CLAIMS, "cuda", 0)
+        most = max(len(axis.levels) for axis in variants.axes) * len(CLAIMS.dtypes)
+        rows = [variants.row(number) for number in range(2 * most)]
+        missing = {
+            (axis.name, level)
+            for axis in variants.axes
+            for level in axis.levels
+            if not any(row.get(axis.name) == level for row in rows)
+        }
+        assert not missing
+        assert {"head_dim", "causal", *CLAIMS.launch} <= {axis.name for axis in variants.axes}
 
-    def test_foci_together_reach_all_that_is_claimed(self) -> None:
-        found = [focused(CLAIMS, 0, number) for number in range(100)]
-        claims = [focus.capabilities for focus in found]
-        assert {narrow.head_dims for narrow in claims} == {(head_dim,) for head_dim in CLAIMS.head_dims}
-        usual = without_huge_strides(CLAIMS).layouts
-        assert {layout for narrow in claims for layout in narrow.layouts} == {*usual, "huge"}
-        assert {narrow.seqlen_multiple for narrow in claims} == {1, 16}
-        for field, values in enumerate((BATCHES, HEADS_KV, GROUPS)):
-            assert {heads[field] for focus in found for heads in focus.heads or ()} == set(values)
+    @pytest.mark.parametrize("number", range(6))
+    def test_each_case_has_the_levels_of_a_variant_and_some_of_each_all_others(self, number: int) -> None:
+        claims = replace(CLAIMS, window=(0, 7), sinks=True)
+        dtype = claims.dtypes[number % len(claims.dtypes)]
+        row = variants_of(claims, "cuda", number).row(number)
+        space = Space(capabilities=claims, dtype=dtype, device_type="cuda", variants=True)
+        design = Design([space], variants=[row])
+        cases = [design.steered(i, case) for i, case in enumerate(sample(space.strategy(), 60))]
+        known = {axis.name: axis for axis in design.axes}
+        for name, level in row.items():
+            shares = [known[name].level(case) == level for case in cases if name in known]
+            assert sum(shares) >= 0.9 * len(shares)
+        assert len({case.batch for case in cases}) > 2
+        assert len({case.seqlen_q for case in cases}) > 10
 
-    def test_rows_that_are_all_one_row_are_never_the_only_layout(self) -> None:
-        narrow = [focused(CLAIMS, 0, number).capabilities for number in range(100)]
-        with_such_rows = [claims.layouts for claims in narrow if "expanded_rows" in claims.layouts]
-        assert set(with_such_rows) == {("contiguous", "expanded_rows", "huge")}
+    def test_the_first_round_compiles_few_variants(self) -> None:
+        claims = replace(CLAIMS, window=(0, 7), sinks=True)
+        rows = variants_of(claims, "cuda", 0)
+        space = Space(capabilities=claims, dtype=claims.dtypes[0], device_type="cuda", variants=True)
+        design = Design([space], variants=[rows.row(0), rows.row(len(claims.dtypes))])
+        drawn = sample(space.strategy(), 100)
+        steered = [design.steered(i, case) for i, case in enumerate(drawn)]
+        assert len(set(map(constants, steered))) * 5 < len(set(map(constants, drawn)))
 
-    def test_groups_of_heads_are_claimed(self) -> None:
-        heads = focused(replace(CLAIMS, grouped_heads=False), 2, 0).heads
-        assert {group for *_, group in heads or ()} == {1}
-
-    def test_what_is_compiled_in_on_request_is_mostly_left_out_at_first(self) -> None:
-        claims = replace(CLAIMS, window=(0, 7, 100), sinks=True)
-        narrow = [focused(claims, 0, number).capabilities for number in range(200)]
-        counts = Counter((c.window, c.sinks) for c in narrow)
-        assert counts[(0,), False] > 100
-        assert {windows for windows, _ in counts} == {(0,), (0, 7), (0, 100)}
-        assert {sinks for _, sinks in counts} == {False, True}
-
-    def test_the_narrowest_focus_has_one_kind_of_call_and_all_together_have_each(self) -> None:
-        claims = replace(CLAIMS, ragged=("cache", "paged", "append"), fp8_cache=("head", "page"))
-        narrow = [focused(claims, 0, number).capabilities for number in range(100)]
-        assert {c.ragged for c in narrow} == {(kind,) for kind in claims.ragged}
-        assert {c.fp8_cache for c in narrow} == {("head",), ("page",)}
-        wide = focused(claims, 100, 0).capabilities
-        assert (wide.ragged, wide.fp8_cache) == (claims.ragged, claims.fp8_cache)
-
-    def test_the_fewer_extras_are_claimed_the_more_often_each_is_left(self) -> None:
-        one = replace(CLAIMS, window=(0, 100))
-        four = replace(one, sinks=True, alibi_slopes=True, softcap=(0.0, 30.0))
-        for width in range(3):
-            shares = [
-                sum(any(focused(claims, width, n).capabilities.window) for n in range(400)) / 400
-                for claims in (one, four)
-            ]
-            expected = [min(LARGEST_SHARE, (1 + width) * EXTRAS_LEFT / count) for count in (1, 4)]
-            assert shares == pytest.approx(expected, abs=0.08)
-
-    def test_a_kernel_that_is_not_compiled_draws_from_all_claims(self) -> None:
+    def test_huge_strides_are_drawn_in_the_last_turn_or_where_nothing_else_is_claimed(self) -> None:
         for turn in turns_of_seconds(600.0, workers=8, items=6):
-            claims = CLAIMS if turn.last else without_huge_strides(CLAIMS)
-            assert turn.focus(CLAIMS, False, 0) == Focus(claims)
-
-    def test_a_very_wide_focus_is_all_that_is_claimed(self) -> None:
-        assert focused(CLAIMS, 100, 0) == Focus(CLAIMS)
-
-    def test_a_multiple_that_is_claimed_stays_one(self) -> None:
-        claims = replace(CLAIMS, seqlen_multiple=24)
-        multiples = {focused(claims, 0, n).capabilities.seqlen_multiple for n in range(20)}
-        assert multiples == {24, 48}
-
-    def test_all_configurations_of_tuners_have_their_turn(self) -> None:
-        names = tuple(f"SIZE={size}" for size in range(13))
-        claims = replace(CLAIMS, launch={"f.config": names, "g.config": names})
-        narrow = [focused(claims, 0, "seed", number).capabilities.launch for number in range(13)]
-        for name in claims.launch:
-            assert sorted(value for launch in narrow for value in launch[name]) == sorted(names)
-        assert len(focused(claims, 2, "seed").capabilities.launch["f.config"]) == 4
-        assert focused(claims, 0, "seed", 0, "cpu").capabilities.launch == claims.launch
-
-    def test_huge_strides_stay_where_nothing_else_is_claimed(self) -> None:
+            assert turn.claims(CLAIMS) == (CLAIMS if turn.last else without_huge_strides(CLAIMS))
         assert without_huge_strides(Capabilities(layouts=("huge",))).layouts == ("huge",)
 
-    def test_a_narrow_turn_compiles_few_variants(self) -> None:
-        """The variants are counted that Triton's default specialisation would compile for 100 examples on a GPU."""
-        narrow = [turn.focus(CLAIMS, True, 0) for turn in turns_of_seconds(600.0, workers=8, items=6)][:8]
-        compiled_by_all = compiled(Focus(CLAIMS))
-        assert sum(map(compiled, narrow)) / len(narrow) < compiled_by_all / 6
 
-
-def compiled(focus: Focus) -> int:
-    """Return how many variants of a plain Triton kernel 100 drawn cases need."""
-    strategy = cases(focus.capabilities, heads=focus.heads, dtype="float16", device_type="cuda")
-    return len({variant(case) for case in sample(strategy, 100)})
-
-
-def variant(case: Case) -> object:
-    """Return what tells variants apart: constants, the order of strides, and integers that are 1 or multiples of 16."""
-    sizes = tuple(map(specialised, (case.batch, case.heads_q, case.group, case.seqlen_q, case.seqlen_k)))
-    return case.head_dim, case.causal, case.launch, case.layouts, sizes
-
-
-def specialised(size: int) -> str:
-    """Return the class to which Triton assigns an integer argument."""
-    return "1" if size == 1 else "16" if size % 16 == 0 else "any"
+def constants(case: Case) -> object:
+    """Return what a kernel in Triton is compiled for."""
+    return case.head_dim, case.causal, case.launch, bool(case.window), case.sinks
 
 
 def test_layouts_are_one_for_all_or_one_that_differs() -> None:
