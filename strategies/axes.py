@@ -137,9 +137,8 @@ def _with_field(name: str, case: Case, value: Level) -> Case:
 
 
 def _of_call(space: Space, name: str) -> Axis:
-    """Return the axis of a field that says what call a law makes; the first of these is never the simplest."""
-    claimed = getattr(space.claims, name)
-    return _of_field(name, claimed if name == space.call_fields[0] else (SIMPLEST[name], *claimed))
+    """Return the axis of a field that says what call a law makes."""
+    return _of_field(name, space.values_of_call(name))
 
 
 def _of_setting(name: str, values: Iterable[Any]) -> Axis:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from kernels.contract.names import FP8_INPUTS, RAGGED_KEYWORDS, ROTARY, default_scale
+from kernels.contract.names import FP8_INPUTS, POOLS, RAGGED_KEYWORDS, ROTARY, default_scale
 from reference.mask_pattern import MaskPattern
 
 TENSORS = ("q", "k", "v", "dout")
@@ -19,6 +19,10 @@ LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
 NONFINITE = ("nan", "inf", "-inf")
 DEFAULT_BLOCK = 64
 """Rows of a tile where no launch setting says."""
+OF_SEED = "of_seed"
+"""A table of blocks of a case that an older version wrote: its sequences and its pages follow from its seed."""
+TABLES = ("in_order", "shuffled", "shared", OF_SEED)
+"""Which pages sequences have: one after the other, any, or some sequences the same first ones."""
 LARGE = 1e30
 """An entry of q or k above this may have products beyond float32, since entries of most families are below 1e5."""
 
@@ -60,9 +64,14 @@ class Case:
     of k, unless it has more columns than k; its own layout and family mean nothing then. ``key_padding`` is none, or a
     family of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``, ``softcap`` to
     ``sinks`` say what is done to scores (``strategies.score_rules``). ``ragged``, ``fp8_cache``, ``fp8_inputs`` and
-    ``rotary`` are values of the claims of these names: they say what calls the laws ``ragged``, ``eight_bits`` and
-    ``rotary`` make, and mean nothing to other laws. ``launch`` holds the kernel's own launch settings as (name, value)
-    pairs.
+    ``rotary`` are values of the claims of these names: they say what calls are made that are no plain ones.
+
+    In a call of a kind of ``ragged``, sequence b of the batch has ``seqlens_q[b]`` queries and ``seqlens_k[b]`` keys,
+    as far as seqlen_q, seqlen_k and the kernel's claims allow it: see ``strategies.sequences``. Where one of these is
+    empty, all sequences have seqlen_q queries, or seqlen_k keys. They count in the law ``ragged`` alone; in calls of
+    other laws all sequences have all of both. ``rows_behind`` is the number of packed rows that no sequence has. A
+    ``page_size`` of 0 is the smallest that is claimed. ``block_table`` is one of ``TABLES`` and ``pool`` a value of the
+    claim ``pools``. ``launch`` holds the kernel's own launch settings as (name, value) pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -90,6 +99,12 @@ class Case:
     ragged: str = _declared(
         "none", "sequences of different lengths", tried=("none", *RAGGED_KEYWORDS), since=8
     )
+    seqlens_q: tuple[int, ...] = _declared((), "different numbers of queries", since=9)
+    seqlens_k: tuple[int, ...] = _declared((), "different numbers of keys", since=9)
+    rows_behind: int = _declared(0, "rows behind the last sequence", tried=(0,), since=9)
+    page_size: int = _declared(0, "the size of pages", since=9)
+    block_table: str = _declared("in_order", "the order of pages", tried=("in_order",), since=9)
+    pool: str = _declared("apart", "the layout of the pools of pages", tried=POOLS, since=9)
     fp8_cache: str = _declared("none", "the 8-bit numbers of the cache", tried=("none",), since=8)
     fp8_inputs: str = _declared("none", "the 8-bit numbers of q and k", tried=("none", *FP8_INPUTS), since=8)
     rotary: str = _declared("none", "the rotation of q and k", tried=("none", *ROTARY), since=8)
@@ -246,6 +261,8 @@ def from_record(record: Any) -> Case:
     later = {name: SIMPLEST[name] for name, x in DECLARED.items() if x["since"] > version}
     for name in later:
         _expect(name not in rest, f"case.{name}", rest.get(name), f"no such field in version {version}")
+    if "block_table" in later and rest.get("ragged", "none") != "none":
+        later["block_table"] = OF_SEED
     return _read_record(Case, "case", {**later, **rest})
 
 
@@ -319,6 +336,11 @@ def _read_spikes(where: str, value: Any) -> tuple[Spike, ...]:
     return tuple(_read_record(Spike, f"{where}[{i}]", spike) for i, spike in enumerate(value))
 
 
+def _read_counts(where: str, value: Any) -> tuple[int, ...]:
+    _expect(isinstance(value, list | tuple), where, value, "a list of integers")
+    return tuple(_read_count(f"{where}[{i}]", count) for i, count in enumerate(value))
+
+
 def _read_launch(where: str, value: Any) -> tuple[tuple[str, Any], ...]:
     _expect(isinstance(value, dict), where, value, "an object")
     for name, setting in value.items():
@@ -336,6 +358,7 @@ _READERS: dict[Any, Callable[[str, Any], Any]] = {
     float | None: _read_optional_number,
     float | str: _read_entry,
     tuple[int, int, int, int]: _read_index,
+    tuple[int, ...]: _read_counts,
     tuple[Spike, ...]: _read_spikes,
     tuple[tuple[str, Any], ...]: _read_launch,
 }

@@ -29,6 +29,13 @@ from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.scales import MOST_LARGE, scales_claimed, with_scale
 from strategies.score_rules import SHAPES
+from strategies.sequences import (
+    as_decoding,
+    with_long_cache,
+    with_pages,
+    with_sequences,
+    with_several_sequences,
+)
 from strategies.values import FAMILIES
 
 # In each tuple the simplest value comes first. What is written several times is drawn that much more often.
@@ -115,6 +122,8 @@ class Space:
         calls: fields of the case that say what call a law makes which is no plain one: the first is one of the values
             of the claim of its name, the others may be ``none``. Without ``dense`` calls each case has a kind of
             ``ragged``.
+        kinds: some of the calls are of a kind of ``ragged``, where that is claimed. Each of their sequences has all
+            queries and keys, unless ``calls`` has "ragged".
         far: all tensors have huge strides, where that is claimed.
         large: cases have sizes of ``strategies.scales``, normal numbers and no huge strides.
 
@@ -134,6 +143,7 @@ class Space:
     variants: bool = False
     gradients: bool = False
     calls: tuple[str, ...] = ()
+    kinds: bool = False
     far: bool = False
     large: bool = False
 
@@ -158,8 +168,21 @@ class Space:
 
     @cached_property
     def call_fields(self) -> tuple[str, ...]:
-        """The fields of ``calls``, with ``ragged`` before them if the kernel answers no dense calls."""
-        return self.calls if self.claims.dense else tuple(dict.fromkeys(("ragged", *self.calls)))
+        """The fields of ``calls``, with ``ragged`` before them if the law or the kernel has such calls."""
+        has_kinds = self.kinds and bool(self.claims.ragged)
+        is_dense = self.claims.dense and not has_kinds
+        return self.calls if is_dense else tuple(dict.fromkeys(("ragged", *self.calls)))
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the sequences of a call of a kind of ``ragged`` may differ in length."""
+        return "ragged" in self.calls
+
+    def values_of_call(self, name: str) -> tuple[str, ...]:
+        """Return what a field of ``call_fields`` may be, the simplest first; the first of ``calls`` is never that."""
+        own: tuple[str, ...] = getattr(self.claims, name)
+        is_always_one = name in self.calls[:1] or (name == "ragged" and not self.claims.dense)
+        return own if is_always_one else (SIMPLEST[name], *own)
 
     @cached_property
     def options(self) -> dict[str, tuple[Any, ...]]:
@@ -222,7 +245,7 @@ class Space:
             seed=st.integers(0, 2**32 - 1),
             spikes=entries,
             **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
-            **_own_calls(capabilities, self.call_fields),
+            **self._own_calls(),
         )
         if self.large:
             drawn = st.builds(self.with_scale, drawn, st.sampled_from(self.scales))
@@ -249,13 +272,29 @@ class Space:
             case = _with_v_apart_or_narrower(capabilities, case)
         if case.window_right and case.causal and False in capabilities.causal:
             case = _with_a_mask_that_shows_windows(case)
-        if not capabilities.dense:
-            case = _as_its_kind_has_it(case)
+        case = _as_its_kind_has_it(case)
+        if self.has_sequences:
+            case = as_decoding(capabilities, with_several_sequences(case))
+            if self.max_seqlen is None and self.heads is None:
+                case = with_long_cache(capabilities, case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not self.nonfinite:
             case = _with_scores_far_below(capabilities, case)
             case = _with_scores_that_can_be_judged(capabilities, self.device_type, case)
-        return with_fewer_heads(case, **self.limits)
+        case = with_fewer_heads(case, **self.limits)
+        if case.ragged == "none":
+            return case
+        return (with_sequences if self.has_sequences else with_pages)(capabilities, case)
+
+    def _own_calls(self) -> dict[str, SearchStrategy[str]]:
+        """Return what each field is drawn from that says what call a law makes; most are often ``none``."""
+        drawn = {}
+        for name in self.call_fields:
+            none, *others = dict.fromkeys((SIMPLEST[name], *self.values_of_call(name)))
+            usual = (none,) * 2 * len(others) if none in self.values_of_call(name) else ()
+            if others:
+                drawn[name] = st.sampled_from((*usual, *others))
+        return drawn
 
 
 def cases(capabilities: Capabilities, **options: Any) -> SearchStrategy[Case]:
@@ -380,17 +419,6 @@ def _present(*places: Spike | None) -> tuple[Spike, ...]:
     return tuple(spike for spike in places if spike is not None)
 
 
-def _own_calls(capabilities: Capabilities, calls: tuple[str, ...]) -> dict[str, SearchStrategy[str]]:
-    """Return what each field is drawn from that says what call a law makes; all but the first are often ``none``."""
-    drawn = {}
-    for name in calls:
-        values = getattr(capabilities, name)
-        usual = () if name == calls[0] else (SIMPLEST[name],) * len(values)
-        if values:
-            drawn[name] = st.sampled_from((*usual, *values))
-    return drawn
-
-
 def _claimed_options(
     capabilities: Capabilities, *, key_padding: bool, dropout: bool, patterns: bool, variants: bool
 ) -> dict[str, tuple[Any, ...]]:
@@ -456,10 +484,17 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 
 
 def _as_its_kind_has_it(case: Case) -> Case:
-    """Return a case without padded keys if its kind of ``ragged`` has none, and with a key to append."""
+    """Return a case with what its kind of ``ragged`` has: perhaps no padded keys, and a key to append.
+
+    No kind has biases, dropout or 8-bit inputs.
+    """
+    if case.ragged == "none":
+        return case
     return changed(
         case,
         key_padding=case.key_padding if case.ragged in WITH_KEY_PADDING else "none",
+        bias="none",
+        dropout_p=0.0,
         seqlen_k=max(1, case.seqlen_k) if case.ragged == "append" else case.seqlen_k,
     )
 
@@ -470,8 +505,7 @@ def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
     least, most = c.length_from(c.min_seqlen_k), case.seqlen_q
     if c.max_seqlen_q is not None:
         most = min(most, c.max_seqlen_q - c.max_seqlen_q % c.seqlen_multiple)
-    is_document = not c.dense and case.ragged == "document"
-    if is_document or not c.may_differ(causal=case.causal):
+    if case.ragged == "document" or not c.may_differ(causal=case.causal):
         return changed(case, seqlen_q=max(least, most), seqlen_k=max(least, most))
     lengths = most, max(least, case.seqlen_k)
     seqlen_q, seqlen_k = sorted(lengths) if c.seqlens == "q_at_most_k" else lengths

@@ -233,6 +233,6 @@ def _start(design: Design, space: Space) -> Case:
     fields: dict[str, Any] = {
         "launch": tuple((name, values[0]) for name, values in space.claims.launch.items())
     }
-    fields |= {name: getattr(space.claims, name)[0] for name in space.call_fields[:1]}
+    fields |= {name: space.values_of_call(name)[0] for name in space.call_fields[:1]}
     case = Case(dtype=space.dtype, seqlen_q=min(65, space.longest), seqlen_k=min(67, space.longest), **fields)
     return design.with_levels(space, case, {axis.name: axis.levels[0] for axis in design.axes})

@@ -38,6 +38,10 @@ MASKED = "masks"
 """Whether some score is masked, by the causal mask, by padding or beyond the last key."""
 SOME, NONE = "masked scores", "no masked score"
 """The values of MASKED."""
+DIFFERENT = {"seqlens_q": "different numbers of queries", "seqlens_k": "different numbers of keys"}
+"""Whether the sequences of a call of ``ragged`` have numbers of queries, or of keys, of their own, by their field."""
+EMPTY = {"seqlens_q": "a sequence without queries", "seqlens_k": "a sequence without keys"}
+"""Whether some sequence of a call of ``ragged`` has no queries, or no keys, by the field that says how many it has."""
 WHOLE_TILES = 128
 """Lengths that are multiples of this fill every tile of keys."""
 NAN = "NaN"
@@ -157,6 +161,28 @@ def _numbers(name: str, tensors: tuple[str, ...]) -> Feature:
     return Feature(name=name, value=value, change=change, tensors=tensors, is_shrunk=True)
 
 
+def _of_its_own(field: str, name: str) -> Feature:
+    """Declare whether sequences have numbers of rows of their own by a field. Its only change gives them all rows."""
+    return Feature(
+        name=name,
+        value=lambda case: bool(getattr(case, field)),
+        change=lambda case, _: _with(case, {field: ()}),
+        made_of=(field,),
+        is_shrunk=True,
+    )
+
+
+def _empty(field: str, name: str) -> Feature:
+    """Declare whether a sequence has no rows by a field. Its only change gives each such sequence one."""
+    return Feature(
+        name=name,
+        value=lambda case: 0 in getattr(case, field)[: case.batch],
+        change=lambda case, _: _with(case, {field: tuple(max(1, n) for n in getattr(case, field))}),
+        made_of=(field,),
+        is_shrunk=True,
+    )
+
+
 def _is_masked(case: Case) -> str:
     return SOME if case.causal or case.key_padding != "none" or case.seqlen_k % WHOLE_TILES else NONE
 
@@ -241,6 +267,8 @@ DERIVED = (
         made_of=tuple(VALUES_OF),
     ),
     *(_numbers(name, tensors) for name, tensors in VALUES_OF.items()),
+    *(_of_its_own(field, name) for field, name in DIFFERENT.items()),
+    *(_empty(field, name) for field, name in EMPTY.items()),
     *map(_pair, combinations(sorted(TENSORS), 2)),
     *map(_tiles, SIZES_OF_TILES),
 )

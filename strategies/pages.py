@@ -3,12 +3,13 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from strategies.layouts import REPEATED, Window, changed_together, place
+from strategies.case import OF_SEED
+from strategies.layouts import REPEATED, Window, are_first_columns, changed_together, place
 
 MOST_SPARE = 3
 """The most pages that belong to no sequence."""
@@ -37,7 +38,7 @@ class Pages:
     Attributes:
         k, v: (pages, heads_kv, page_size, head_dim). v is the first columns of k if it is for those laid out.
         block_table: (batch, pages of a sequence) int32; its rows may lie apart.
-        windows: k and v, by name, as windows in poisoned storage; v is left out if it is the first columns of k.
+        windows: k and v, by name, as windows in poisoned storage; v is left out if it is in the same window as k.
     """
 
     k: Tensor
@@ -74,41 +75,62 @@ def in_pages(
     chance: random.Random,
     own: int = 0,
     *,
-    may_share: bool = True,
+    order: str = OF_SEED,
+    pool: str = "apart",
 ) -> Pages:
-    """Lay out the first ``lengths[b]`` keys and values of each sequence b in pages, in a random order.
+    """Lay out the first ``lengths[b]`` keys and values of each sequence b in pages.
 
-    k and v are (batch, heads_kv, seqlen_k, head_dim), of any dtype and on any device. Each pool has one of ``layouts``.
-    What no sequence has is NaN or 1, and entries of the table that are not used are -1, far too large, or a page of the
-    pool. If they ``may_share``, in half of the cases two sequences share as many of their first pages as both fill
-    without their last ``own`` keys, so that ``Pages.of`` alone says which keys a sequence has.
+    k and v are (batch, heads_kv, seqlen_k, head_dim), of any dtype and on any device. Each pool has one of ``layouts``,
+    and lies in memory as a value of the claim ``pools`` says. What no sequence has is NaN or 1, and entries of the
+    table that are not used are -1, far too large, or a page of the pool. ``order`` is one of ``case.TABLES``. If pages
+    are shared, two sequences have as many first pages together as both fill without their last ``own`` keys, so that
+    ``Pages.of`` alone says which keys a sequence has. By ``OF_SEED``, half of the seeds have them shared.
     """
     counts = [-(-n // page_size) for n in lengths]
     columns = max(1, *counts) + chance.randint(0, 2)
     numbers = list(range(sum(counts) + chance.randint(1, MOST_SPARE)))
-    chance.shuffle(numbers)
+    if order == "in_order":
+        numbers.reverse()  # the first page of the first sequence is taken from the end
+    else:
+        chance.shuffle(numbers)
     shape, anywhere = (len(k), columns + chance.choice((0, 2))), chance.choice(numbers)
     table = torch.full(shape, anywhere, dtype=torch.int32, device=k.device)[:, :columns]
     table.fill_(chance.choice((-1, 2**31 - 1, anywhere)))
     pages_of = {b: [numbers.pop() for _ in range(count)] for b, count in enumerate(counts)}
     for b, pages in pages_of.items():
         table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=k.device)
-    if may_share and len(lengths) > 1 and chance.random() < 0.5:
+    if len(lengths) > 1 and (order == "shared" or (order == OF_SEED and chance.random() < 0.5)):
         first, other = chance.sample(range(len(lengths)), 2)
         shared = max(0, min(lengths[first], lengths[other]) - own) // page_size
         table[other, :shared] = table[first, :shared]
 
     rest = chance.choice((math.nan, 1.0))
 
-    def pool_of(x: Tensor) -> Tensor:
-        pool = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)
+    def filled(x: Tensor) -> Tensor:
+        pages_of_x = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)
         for b, pages in pages_of.items():
             rows = x.new_full((x.shape[1], len(pages) * page_size, x.shape[3]), rest)
             rows[:, : lengths[b]] = x[b, :, : lengths[b]]
-            pool[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
-        window = place(pool, chance.choice(layouts), device=x.device)
+            pages_of_x[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
+        return pages_of_x
+
+    def pool_of(x: Tensor) -> Tensor:
+        own_pages = filled(x)
+        if pool == "padded":
+            own_pages = _alternating(own_pages, torch.ones_like(own_pages))
+        window = place(own_pages, chance.choice(layouts), device=x.device)
+        if pool == "padded":
+            window = replace(window, tensor=window.tensor[::2])
         windows["v" if "k" in windows else "k"] = window
         return window.tensor
 
     windows: dict[str, Window] = {}
+    if pool == "interleaved" and k.shape == v.shape and not are_first_columns(v, k):
+        both = place(_alternating(filled(k), filled(v)), chance.choice(layouts), device=k.device)
+        return Pages(both.tensor[::2], both.tensor[1::2], table, {"k": both})
     return Pages(*changed_together(k, v, pool_of, pool_of), table, windows)
+
+
+def _alternating(x: Tensor, y: Tensor) -> Tensor:
+    """Return the pages of two pools of one shape in turn."""
+    return torch.stack((x, y), 1).flatten(0, 1)

@@ -11,7 +11,7 @@ kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +
 """
 
 from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
-from kernels.contract.capabilities import CLAIMS, Capabilities, takes_scale
+from kernels.contract.capabilities import CLAIMS, Capabilities, can_be_ragged, takes_scale
 from kernels.contract.kernel import ANY_LAW, AttentionKernel, KnownFailure
 from kernels.contract.names import (
     BIASES,
@@ -21,11 +21,14 @@ from kernels.contract.names import (
     GRADIENTS,
     LAYOUTS,
     OUTPUTS,
+    POOLS,
     RAGGED_KEYWORDS,
     ROTARY,
     SMALLEST_NORMAL,
     WITH_GRADIENTS,
     WITH_KEY_PADDING,
+    WITH_PACKED_QUERIES,
+    WITH_PAGES,
     default_scale,
 )
 
@@ -35,6 +38,7 @@ __all__ = [
     "ANY_LAW",
     "Capabilities",
     "CLAIMS",
+    "can_be_ragged",
     "takes_scale",
     "Launch",
     "ArithmeticOf",
@@ -47,10 +51,13 @@ __all__ = [
     "GRADIENTS",
     "LAYOUTS",
     "OUTPUTS",
+    "POOLS",
     "RAGGED_KEYWORDS",
     "ROTARY",
     "SMALLEST_NORMAL",
     "WITH_GRADIENTS",
     "WITH_KEY_PADDING",
+    "WITH_PACKED_QUERIES",
+    "WITH_PAGES",
     "default_scale",
 ]

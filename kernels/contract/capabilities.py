@@ -14,6 +14,7 @@ from kernels.contract.names import (
     FP8_SCALES,
     LAYOUTS,
     OUTPUTS,
+    POOLS,
     RAGGED_KEYWORDS,
     ROTARY,
     WITH_GRADIENTS,
@@ -329,25 +330,28 @@ class Capabilities:
     ragged: tuple[str, ...] = claim(
         (),
         """The kinds of calls that have sequences of different lengths. With `cache`, `forward` takes `cache_seqlens`,
-        an int32 tensor (batch,): sequence b has its first `cache_seqlens[b]` keys, and the corner of a causal mask
-        lies there. With `packed`, `forward` and `backward` take `cu_seqlens_q` and `cu_seqlens_k`, int32 tensors
-        (sequences + 1,), and the integers `max_seqlen_q` and `max_seqlen_k`: batch is 1, and sequence b has the rows
-        from `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys. With `paged`, `forward` takes
-        `cache_seqlens` as with `cache`, and `block_table`, an int32 tensor (batch, pages of a sequence) whose rows
-        may lie apart: k and v are then (pages, heads_kv, page_size, head_dim), and key j of sequence b is row `j %
-        page_size` of page `block_table[b, j // page_size]`. Sequences may share pages. Rows behind the last key of a
-        sequence, pages of no sequence and unused entries of the table may hold anything. With `append`, `forward`
-        takes `cache_seqlens`, and `k_new` and `v_new`, (batch, heads_kv, new, head_dim) like k and v: the call writes
-        them into k and v, behind the first `cache_seqlens[b]` keys of each sequence b, and nothing else; sequence b
-        then has `cache_seqlens[b] + new` keys. If `paged` is claimed too, calls with a `block_table` append as well,
-        and if `cache` is not, only those. With `document`, `forward` and `backward` take `document_ids`, an int32
-        tensor (batch, seqlen), where `seqlen_q == seqlen_k`: query i of batch element b sees key j only if
+        an int32 tensor (batch,): sequence b has its first `cache_seqlens[b]` keys, and the corner of a causal mask lies
+        there. With `packed`, `forward` and `backward` take `cu_seqlens_q` and `cu_seqlens_k`, int32 tensors (sequences
+        + 1,), and the integers `max_seqlen_q` and `max_seqlen_k`: batch is 1, and sequence b has the rows from
+        `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys. No sequence is longer than `max_seqlen_q`
+        and `max_seqlen_k` say, and all may be shorter. With `paged`, `forward` takes `cache_seqlens` as with `cache`,
+        and `block_table`, an int32 tensor (batch, pages of a sequence) whose rows may lie apart: k and v are then
+        (pages, heads_kv, page_size, head_dim), and key j of sequence b is row `j % page_size` of page `block_table[b, j
+        // page_size]`. Sequences may share pages. Rows behind the last key of a sequence, pages of no sequence and
+        unused entries of the table may hold anything. With `append`, `forward` takes `cache_seqlens`, and `k_new` and
+        `v_new`, (batch, heads_kv, new, head_dim) like k and v: the call writes them into k and v, behind the first
+        `cache_seqlens[b]` keys of each sequence b, and nothing else; sequence b then has `cache_seqlens[b] + new` keys.
+        If `paged` is claimed too, calls with a `block_table` append as well, and if `cache` is not, only those. With
+        `packed_paged`, `forward` takes `cu_seqlens_q` and `max_seqlen_q` as with `packed`, and `cache_seqlens`, which
+        vLLM calls `seqused_k`, and `block_table` as with `paged`: q is (1, heads_q, rows of all sequences, head_dim),
+        and sequence b has `cache_seqlens[b]` keys. With `document`, `forward` and `backward` take `document_ids`, an
+        int32 tensor (batch, seqlen), where `seqlen_q == seqlen_k`: query i of batch element b sees key j only if
         `document_ids[b, i] == document_ids[b, j]`. The sequences of an element are its documents. The rows and keys of
-        each are adjacent and have one number, which no other document of the element has; numbers are not negative,
-        but in no order, and need not start at 0. The keywords of a kind are not passed in other calls. Whatever else
-        is claimed counts the rows and keys of each sequence from 0, and the diagonal of its query i by its own
-        lengths. Beside `cache`, `packed` and `document`, a `key_padding_mask` is (batch, seqlen_k) as ever; beside
-        `paged` and `append` there is none, and `bias` and dropout are passed with no kind.""",
+        each are adjacent and have one number, which no other document of the element has; numbers are not negative, but
+        in no order, and need not start at 0. The keywords of a kind are not passed in other calls. Whatever else is
+        claimed counts the rows and keys of each sequence from 0, and the diagonal of its query i by its own lengths.
+        Beside `cache`, `packed` and `document`, a `key_padding_mask` is (batch, seqlen_k) as ever; beside `paged`,
+        `append` and `packed_paged` there is none, and `bias` and dropout are passed with no kind.""",
         subset(tuple(RAGGED_KEYWORDS), none=()),
         fields=("ragged",),
         admits=lambda claimed, case: case.ragged in ("none", *claimed),
@@ -356,8 +360,33 @@ class Capabilities:
     )
     page_sizes: tuple[int, ...] = claim(
         (16, 32, 64, 128, 256),
-        "The numbers of keys that a page may have, smallest first. It means nothing without `ragged=paged`.",
+        """The numbers of keys that a page may have, smallest first. It means nothing without a kind of `ragged` that
+        has pages.""",
         integers(1, "64", "16,32", "16-256/16"),
+        fields=("page_size",),
+        admits=lambda claimed, case: case.page_size in (0, *claimed),
+    )
+    pools: tuple[str, ...] = claim(
+        POOLS,
+        """How the pages of k and v lie in memory, in calls with a `block_table`. With `apart`, the pool of k and that
+        of v have memory of their own, page after page. With `interleaved`, both are views of one buffer, in which each
+        page of v follows that of k, as vLLM and FlashInfer have it: (pages, 2, ...). With `padded`, unused memory of
+        the size of a page lies between pages. A page itself has one of the claimed `layouts`.""",
+        subset(POOLS),
+        fields=("pool",),
+        admits=lambda claimed, case: case.pool in claimed,
+        less=("apart",),
+    )
+    rows_behind: Literal["gradients", "zero", "any", "none"] = claim(
+        "gradients",
+        """What packed calls return for rows and keys behind the last sequence, where the last entry of `cu_seqlens_q`
+        or `cu_seqlens_k` is smaller than the number of rows, as with buffers of a fixed size. They hold finite numbers
+        and belong to no sequence. With `gradients`, their dq, dk and dv are 0, since no result depends on them, and
+        their out and lse may be anything; with `zero`, their out is 0 too; with `any`, all of it may be anything. With
+        `none`, there are no such rows.""",
+        one_of("gradients", "zero", "any", "none"),
+        fields=("rows_behind",),
+        admits=lambda claimed, case: claimed != "none" or not case.rows_behind,
     )
     fp8_cache: tuple[str, ...] = claim(
         (),

@@ -19,6 +19,7 @@ RAGGED_KEYWORDS = {
     "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
     "paged": ("cache_seqlens", "block_table"),
     "append": ("cache_seqlens", "k_new", "v_new"),
+    "packed_paged": ("cu_seqlens_q", "max_seqlen_q", "cache_seqlens", "block_table"),
     "document": ("document_ids",),
 }
 """The keywords for sequences of different lengths, by the kinds that the claim ``ragged`` has."""
@@ -26,6 +27,12 @@ WITH_GRADIENTS = ("packed", "document")
 """The kinds of the claim ``ragged`` of which gradients are asked for."""
 WITH_KEY_PADDING = ("cache", "packed", "document")
 """The kinds of the claim ``ragged`` in which keys may be padded."""
+WITH_PAGES = ("paged", "append", "packed_paged")
+"""The kinds of the claim ``ragged`` in which keys may lie in pages."""
+WITH_PACKED_QUERIES = ("packed", "packed_paged")
+"""The kinds of the claim ``ragged`` in which the queries of all sequences lie end to end."""
+POOLS = ("apart", "interleaved", "padded")
+"""How pools of pages lie in memory: see the claim ``pools``."""
 
 
 def default_scale(head_dim: int) -> float:

@@ -19,13 +19,23 @@ CLAIMS = (
 """The claims of ``eager``."""
 LIKE_FLASH_ATTENTION_2 = (*CLAIMS, "lse_of_no_keys=inf")
 """The claims of ``like_flash_attention_2``."""
-OF_ONE_LENGTH = ("ragged=packed", "unequal_lengths=false", "min_seqlen=1", "seqlen_multiple=8")
+OF_ONE_LENGTH = (
+    "ragged=packed",
+    "unequal_lengths=false",
+    "min_seqlen=1",
+    "seqlen_multiple=8",
+    "rows_behind=none",
+)
 """The claims of ``of_one_length``."""
 
 
 def cuts(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return where the documents of x (batch, heads, total, head_dim) begin, and the end of the last one."""
-    return torch.tensor([0, x.shape[2]], device=x.device) if cu_seqlens is None else cu_seqlens.long()
+    """Return where the documents of x (batch, heads, total, head_dim) begin, and the end of the last one.
+
+    Rows behind the last document are one more, which may have no rows.
+    """
+    begins = torch.zeros(1, device=x.device) if cu_seqlens is None else cu_seqlens
+    return torch.cat([begins.long(), torch.tensor([x.shape[2]], device=x.device)])
 
 
 def documents(begins: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +124,7 @@ def of_one_length(
     max_seqlen_k: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A prefill as engines call it: each document has as many queries as keys, and some, in whole tiles of 8."""
-    lengths = cuts(q, cu_seqlens_q).diff()
+    lengths = (cuts(q, None) if cu_seqlens_q is None else cu_seqlens_q).diff()
     if q.shape[2] != k.shape[2] or bool(((lengths < 1) | (lengths % 8 != 0)).any()):
         raise ValueError(f"got documents of {lengths.tolist()} rows, expected positive multiples of 8")
     return eager(

@@ -39,6 +39,7 @@ Programs of small launches race for the same places as those of large ones do.
     key_padding=True,
     dropout=True,
     variants=True,
+    kinds=True,
     place=13,
     stands_alone=True,
     compares=("repeats", "batch"),

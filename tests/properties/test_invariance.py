@@ -32,7 +32,7 @@ GRID = 2.0**-4
 """Keys that a vector is added to are first rounded to this grid and cut to [-4, 4], so that bfloat16 holds the sums."""
 
 
-@law(key_padding=True, place=12, compares=("calls",))
+@law(key_padding=True, kinds=True, place=12, compares=("calls",))
 def invariance(trial: Trial) -> None:
     """Check each change on one problem."""
     trial = settled(trial)

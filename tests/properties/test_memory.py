@@ -36,6 +36,7 @@ FINITE_POISON = 1280.0
     key_padding=True,
     dropout=True,
     variants=True,
+    kinds=True,
     place=11,
     stands_alone=True,
     compares=("repeats",),

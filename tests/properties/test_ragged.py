@@ -1,12 +1,14 @@
 """Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
-The case says which kind of call is made. The kernel takes a cache of which each sequence fills a part, one in pages,
-one to which it is to append new keys, sequences packed end to end, or documents that each batch element is made of;
-what is in a cache may be 8-bit numbers with scales. Out, lse and the gradients of each sequence are within the bound of
-float64. Lengths are 0, 1, close to whole tiles or pages, random, or the full length. Catches lengths, offsets, pages,
-scales or numbers of another sequence, rows and keys of the neighbour, a causal corner or a window that is that of the
-longest, empty sequences, what lies in a cache behind its last key, and new keys that are written elsewhere or not seen.
-Calls that append keys may have the kernel rotate them and the queries.
+The case says which kind of call is made, and which lengths its sequences have. The kernel takes a cache of which each
+sequence fills a part, one in pages, one to which it is to append new keys, sequences packed end to end, packed queries
+over keys in pages, or documents that each batch element is made of; what is in a cache may be 8-bit numbers with
+scales. Out, lse and the gradients of each sequence are within the bound of float64, and have the same bits as in a call
+for it alone, if that is claimed. Lengths are 0, 1, close to whole tiles or pages, random, or the full length. Catches
+lengths, offsets, pages, scales or numbers of another sequence, rows and keys of the neighbour, a causal corner or a
+window that is that of the longest, empty sequences, what lies in a cache behind its last key, rows that no sequence
+has, and new keys that are written elsewhere or not seen. Calls that append keys may have the kernel rotate them and the
+queries.
 
 Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
 diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
@@ -15,8 +17,8 @@ in pages and new keys. Biases are not passed.
 
 import math
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,25 +26,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import LAYOUTS
+from kernels.contract import GRADIENTS, LAYOUTS
 from reference.bounds.exact import largest
 from reference.masks import blank
-from strategies.case import DEFAULT_BLOCK
+from strategies.case import OF_SEED, Case, changed
 from strategies.eight_bits import quantised
-from strategies.pages import Pages, in_pages, one_page_each, page_size_of, pool_layouts
+from strategies.pages import Pages, in_pages, one_page_each, pool_layouts
 from strategies.rotary import Rotation, drawn, rows_from
+from strategies.sequences import (
+    Lengths,
+    claimed_cuts,
+    drawn_keys,
+    drawn_page_size,
+    length,
+    lengths_of,
+    tile_of,
+)
 from tests.harness.law import law
 from tests.harness.trial.judge import judge, judge_plain_call
 from tests.harness.trial.problem import Outputs, Problem
-from tests.harness.trial.ragged_form import APPENDED, wrong_in
-from tests.harness.trial.relate import claimed_length, in_claimed_layouts
-from tests.harness.trial.trial import Trial
+from tests.harness.trial.ragged_form import APPENDED, end_to_end, only_sequence, placed, wrong_in
+from tests.harness.trial.relate import (
+    Derived,
+    agree,
+    allowances,
+    bits_repeat,
+    claimed_length,
+    in_claimed_layouts,
+)
+from tests.harness.trial.trial import Check, Trial
 
 MOST_SEQUENCES = 4
-"""The most sequences that the rows of a packed case, or of a batch element made of documents, are cut into."""
+"""The most sequences that a batch element made of documents is cut into."""
 
 LARGE = 2.0**15
 """Products that are smaller than this are finite in any dtype."""
+
+JUDGED_BEHIND = {"gradients": GRADIENTS, "zero": ("out", *GRADIENTS)}
+"""The outputs that are 0 in rows and keys behind the last sequence, by values of the claim ``rows_behind``."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call with several sequences, before it is made.
+
+    Attributes:
+        trial: the trial, with the keywords of the call.
+        problem: the tensors and options of the call.
+        alone: for each sequence the problem that has it alone.
+    """
+
+    trial: Trial
+    problem: Problem
+    alone: list[Problem]
 
 
 @law(
@@ -56,50 +92,205 @@ LARGE = 2.0**15
     sets=("lengths",),
 )
 def ragged(trial: Trial) -> None:
-    """Judge each sequence of a call of the kind that the case has; its seed decides their lengths.
+    """Judge each sequence of a call of the kind that the case has.
 
     A case of no kind has the call that the basic laws make, which tells whether a failure is a matter of the kind.
     """
     p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
-    calls = {
+    case = with_sequences_of_seed(trial)
+    others: dict[str, Callable[[Trial, Problem], None]] = {
         "none": judge_plain_call,
-        "cache": filled_in_part,
-        "packed": end_to_end,
-        "paged": from_a_pool,
-        "append": appended,
+        "append": partial(appended, case=case),
         "document": documents,
     }
-    calls[trial.case.ragged](trial, p)
+    if case.ragged in others:
+        others[case.ragged](trial, p)
+        return
+    calls = {
+        "cache": filled_in_part,
+        "packed": packed,
+        "paged": from_a_pool,
+        "packed_paged": packed_over_a_pool,
+    }
+    called = calls[case.ragged](trial, case, p)
+    if called is not None:
+        judge_sequences(called)
 
 
-def filled_in_part(trial: Trial, p: Problem) -> None:
-    """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
-    lengths = some_lengths(trial, tile_of(trial, "block_n"), p)
+def with_sequences_of_seed(trial: Trial) -> Case:
+    """Return the case; if an older version wrote it, with the lengths and the page size that follow from its seed."""
+    case, claims = trial.case, trial.kernel.capabilities
+    if case.block_table != OF_SEED:
+        return case
+    sized = changed(case, page_size=drawn_page_size(claims, case)) if case.ragged == "paged" else case
+    return changed(sized, seqlens_k=drawn_keys(claims, sized))
+
+
+def judge_sequences(called: Called) -> None:
+    """Make a call, and judge what it returns for each sequence, and for rows that no sequence has."""
+    trial, p, alone = called.trial, called.problem, called.alone
+    outputs = trial.gradients(p)
+    for b, one in enumerate(alone):
+        here, expressions = of_sequence(outputs, trial.launch, b)
+        judge(trial, one, replace(outputs, **here), expressions)
+    judge_rows_behind(trial, outputs)
+    if len(alone) > 1 and any(bits_repeat(trial, name) for name in outputs.named()):
+        compare_bits(called, outputs, len(alone) - 1)
+
+
+def of_sequence(outputs: Outputs, launch: Mapping[str, Any], b: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what a call returned for its sequence ``b``, and how it is cut from the tensors of the call."""
+    if "cu_seqlens_q" not in launch:
+        named = outputs.named()
+        return {name: x[b : b + 1] for name, x in named.items()}, {
+            name: f"{name}[{b}:{b + 1}]" for name in named
+        }
+    found, expressions = {}, {}
+    for name, x in outputs.named().items():
+        starts = launch["cu_seqlens_k" if name in ("dk", "dv") else "cu_seqlens_q"]
+        start, end = starts[b : b + 2].tolist()
+        found[name], expressions[name] = x[:, :, start:end], f"{name}[:, :, {start}:{end}]"
+    return found, expressions
+
+
+def judge_rows_behind(trial: Trial, outputs: Outputs) -> None:
+    """Judge rows and keys behind the last packed sequence: what is claimed of them is 0."""
+    checks = []
+    for name in JUDGED_BEHIND.get(trial.kernel.capabilities.rows_behind, ()):
+        starts = trial.launch.get("cu_seqlens_k" if name in ("dk", "dv") else "cu_seqlens_q")
+        if starts is None or (x := getattr(outputs, name)) is None:
+            continue
+        behind = x[:, :, int(starts[-1]) :]
+        checks.append(
+            Check(
+                claim=f"{name} is 0 in rows behind the last sequence",
+                tensor=name,
+                actual=behind,
+                expected=torch.zeros_like(behind, dtype=torch.float64),
+                bound=torch.zeros_like(behind, dtype=torch.float64),
+                maximum=math.inf,
+                call=outputs.call,
+                expression=f"{name}[:, :, {int(starts[-1])}:]",
+            )
+        )
+    trial.hold([check for check in checks if check.actual.numel()])
+
+
+def compare_bits(called: Called, outputs: Outputs, b: int) -> None:
+    """Compare the bits of one sequence with those of a call that has it alone."""
+    trial = called.trial
+    problem, launch = only_sequence(called.problem, trial.launch, b)
+    other = trial.with_launch(launch)
+    got = other.gradients(problem)
+    here, expressions = of_sequence(outputs, trial.launch, b)
+    allowed = allowances(trial, called.alone[b], gradients=got.dq is not None)
+    only = tuple(name for name in here if bits_repeat(trial, name))
+    expected = Derived(outputs.call, here, expressions)
+    agree(other, "a sequence alone has the same {}", got, expected, allowed, only=only, exactly=True)
+
+
+def filled_in_part(trial: Trial, case: Case, p: Problem) -> Called | None:
+    """Give each sequence of the batch its number of keys, in half of the cases with NaN behind the last one."""
+    lengths = keys_of(trial, case)
     if trial.chance("behind").random() < 0.5:
         p = p.with_both(torch.clone)
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
     eight, p, scales = in_8_bits(trial, p)
     if (given := in_claimed_layouts(trial, eight)) is None:
-        return
+        return None
     trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device), **scales})
-    outputs = trial.forward(given)
-    each_alone(
-        trial, outputs, [p.with_batch(slice(b, b + 1)).with_keys(slice(n)) for b, n in enumerate(lengths)]
+    alone = [p.with_batch(slice(b, b + 1)).with_keys(slice(n)) for b, n in enumerate(lengths)]
+    return Called(trial, given, alone)
+
+
+def from_a_pool(trial: Trial, case: Case, p: Problem) -> Called | None:
+    """Give each sequence of the batch its number of keys, in pages."""
+    p = with_every_key_seen(p)
+    lengths = keys_of(trial, case)
+    pages = pool(trial, case, p, lengths)
+    eight, meant, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v))
+    if (given := in_claimed_layouts(trial, eight if scales else p)) is None:
+        return None
+    given = given if scales else replace(given, k=pages.k, v=pages.v)
+    tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
+    trial = trial.with_launch({**trial.launch, **tensors, **scales})
+    return Called(trial, given, in_cache(meant, replace(pages, k=meant.k, v=meant.v), lengths))
+
+
+def packed_over_a_pool(trial: Trial, case: Case, p: Problem) -> Called | None:
+    """Pack the queries of all sequences end to end, and lay their keys in pages."""
+    p = with_every_key_seen(p)
+    lengths = lengths_of(trial.kernel.capabilities, case)
+    rows, keys = ([pair[i] for pair in lengths] for i in (0, 1))
+    pages = pool(trial, case, p, keys)
+    claims = trial.kernel.capabilities
+    given, _ = placed(end_to_end(p, [(n, 0) for n in rows], case.rows_behind), case, claims)
+    tensors = {
+        "cu_seqlens_q": starts_of(rows, p.q.device),
+        "max_seqlen_q": case.seqlen_q,
+        "cache_seqlens": int32(keys, p.q.device),
+        "block_table": pages.block_table,
+    }
+    trial = trial.with_launch({**trial.launch, **tensors})
+    alone = [one.with_rows(slice(n)) for one, n in zip(in_cache(p, pages, keys), rows, strict=True)]
+    return Called(trial, replace(given, k=pages.k, v=pages.v), alone)
+
+
+def packed(trial: Trial, case: Case, p: Problem) -> Called | None:
+    """Pack the queries of all sequences end to end, and so their keys."""
+    lengths = lengths_of(trial.kernel.capabilities, case)
+    if case.block_table == OF_SEED:
+        p, lengths = cut_apart(trial, p)
+    if most_sequences(p) == 1:
+        lengths = lengths[:1]
+    given, _ = placed(end_to_end(p, lengths, case.rows_behind), case, trial.kernel.capabilities)
+    rows, keys = ([pair[i] for pair in lengths] for i in (0, 1))
+    longest = (max(rows), max(keys)) if case.block_table == OF_SEED else (case.seqlen_q, case.seqlen_k)
+    starts_q, starts_k = starts_of(rows, p.q.device), starts_of(keys, p.q.device)
+    tensors = {
+        "cu_seqlens_q": starts_q,
+        "cu_seqlens_k": starts_k,
+        "max_seqlen_q": longest[0],
+        "max_seqlen_k": longest[1],
+    }
+    trial = trial.with_launch({**trial.launch, **tensors})
+    places = zip(pairwise(starts_q.tolist()), pairwise(starts_k.tolist()), strict=True)
+    return Called(
+        trial, given, [given.with_rows(slice(*of_q)).with_keys(slice(*of_k)) for of_q, of_k in places]
     )
 
 
-def from_a_pool(trial: Trial, p: Problem) -> None:
-    """Give each sequence of the batch a random number of keys, in pages of a size that is claimed."""
-    p = with_every_key_seen(p)
-    lengths, pages = pool(trial, p)
-    eight, p, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v))
-    if (given := in_claimed_layouts(trial, eight)) is None:
-        return
-    tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
-    trial = trial.with_launch({**trial.launch, **tensors, **scales})
-    outputs = trial.forward(given)
-    each_alone(trial, outputs, in_cache(p, replace(pages, k=p.k, v=p.v), lengths))
+def cut_apart(trial: Trial, p: Problem) -> tuple[Problem, list[Lengths]]:
+    """Return the sequences that the seed cuts the rows and the keys of the first batch element into, one after another.
+
+    Each is a batch element whose first rows and keys it has.
+    """
+    p, claims = p.with_batch(slice(1)), trial.kernel.capabilities
+    sequences = trial.chance("sequences").randint(1, most_sequences(p))
+    tiles = tile_of(trial.case, "block_m"), tile_of(trial.case, "block_n")
+    cuts_q = cuts(trial, tiles[0], p.q.shape[2], sequences, trial.chance("rows"))
+    cuts_k = cuts(trial, tiles[1], p.k.shape[2], sequences, trial.chance("keys"))
+    if not claims.may_differ(causal=p.causal):
+        cuts_k = cuts_q
+    cuts_q, cuts_k = claimed_cuts(partial(claims.takes_lengths, causal=p.causal), cuts_q, cuts_k)
+
+    def each(x: Tensor, places: list[int]) -> Tensor:
+        """Return a batch element for each part of one, which begins with the part's rows and goes on with others."""
+        return torch.cat([x.roll(-start, 2) for start in places[:-1]])
+
+    k = each(p.k, cuts_k)
+    mask = p.key_padding_mask
+    apart = replace(
+        p,
+        q=each(p.q, cuts_q),
+        dout=each(p.dout, cuts_q),
+        k=k,
+        v=k[..., : p.v.shape[3]] if p.v_in_k else each(p.v, cuts_k),
+        key_padding_mask=None if mask is None else torch.cat([mask.roll(-start, 1) for start in cuts_k[:-1]]),
+    )
+    counts = ([end - start for start, end in pairwise(places)] for places in (cuts_q, cuts_k))
+    return apart, [*zip(*counts, strict=True)]
 
 
 def in_8_bits(trial: Trial, p: Problem) -> tuple[Problem, Problem, dict[str, Tensor]]:
@@ -118,7 +309,7 @@ def in_8_bits(trial: Trial, p: Problem) -> tuple[Problem, Problem, dict[str, Ten
     return replace(p, k=k_8, v=v_8), replace(p, k=k, v=v), {"k_scale": k_scale, "v_scale": v_scale}
 
 
-def appended(trial: Trial, p: Problem) -> None:
+def appended(trial: Trial, p: Problem, case: Case) -> None:
     """Have the kernel append the same number of new keys to each sequence, in place of NaN or ones.
 
     The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, rotated if the call
@@ -131,13 +322,11 @@ def appended(trial: Trial, p: Problem) -> None:
     chance = trial.chance("new keys")
     new = chance.choice((1, min(most, max(1, p.q.shape[2])), chance.randint(1, most)))
     in_a_pool = "paged" in claimed and ("cache" not in claimed or trial.chance("in a pool").random() < 0.5)
-    if in_a_pool:
-        lengths, pages = pool(trial, p, new)
-    else:
-        pages = one_page_each(p.k, p.v)
-        lengths = some_lengths(trial, tile_of(trial, "block_n"), p, new)
-    if (cache := in_claimed_layouts(trial, replace(p, k=pages.k, v=pages.v))) is None:
+    lengths = with_new_keys(trial, case, new, in_a_pool=in_a_pool)
+    pages = pool(trial, case, p, lengths, new) if in_a_pool else one_page_each(p.k, p.v)
+    if (cache := in_claimed_layouts(trial, p if in_a_pool else replace(p, k=pages.k, v=pages.v))) is None:
         return
+    cache = replace(cache, k=pages.k, v=pages.v) if in_a_pool else cache
     pages = replace(pages, k=cache.k, v=cache.v)
     rotates = trial.case.rotary != "none" and p.q.shape[3] > 1
     if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
@@ -192,14 +381,33 @@ def with_every_key_seen(p: Problem) -> Problem:
     return replace(p.with_both(lambda x: blank(x, p.key_padding_mask)), key_padding_mask=None)
 
 
-def pool(trial: Trial, p: Problem, new: int = 0) -> tuple[list[int], Pages]:
-    """Return a random number of keys of each sequence, of which the last ``new`` are its own, and all keys in pages."""
-    claimed, chance = trial.kernel.capabilities, trial.chance("page size")
-    page_size = page_size_of(claimed.page_sizes, p.k.shape[2], chance)
-    tile = chance.choice((page_size, tile_of(trial, "block_n")))
-    lengths = some_lengths(trial, tile, p, new)
-    layouts = pool_layouts(claimed.layouts) or LAYOUTS[:1]
-    return lengths, in_pages(p.k, p.v, lengths, page_size, layouts, trial.chance("pages"), new)
+def keys_of(trial: Trial, case: Case) -> list[int]:
+    """Return the number of keys of each sequence."""
+    return [keys for _, keys in lengths_of(trial.kernel.capabilities, case)]
+
+
+def with_new_keys(trial: Trial, case: Case, new: int, *, in_a_pool: bool) -> list[int]:
+    """Return the number of keys of each sequence, of which the last ``new`` are its own."""
+    claims = trial.kernel.capabilities
+    if case.block_table == OF_SEED:
+        sized = changed(case, page_size=drawn_page_size(claims, case) if in_a_pool else 0)
+        return [*drawn_keys(claims, sized, new)]
+    lengths = [max(new, n) for n in keys_of(trial, case)]
+    is_claimed = partial(claims.takes_lengths, case.seqlen_q, causal=case.causal)
+    return [n if is_claimed(n) else case.seqlen_k for n in lengths]
+
+
+def pool(trial: Trial, case: Case, p: Problem, lengths: list[int], new: int = 0) -> Pages:
+    """Return keys of each sequence in pages, of which the last ``new`` are its own."""
+    claimed = trial.kernel.capabilities
+    if case.block_table == OF_SEED:
+        page_size = drawn_page_size(claimed, case)
+    else:
+        page_size = case.page_size or min(claimed.page_sizes)
+    layouts, chance = pool_layouts(claimed.layouts) or LAYOUTS[:1], trial.chance("pages")
+    return in_pages(
+        p.k, p.v, lengths, page_size, layouts, chance, new, order=case.block_table, pool=case.pool
+    )
 
 
 def in_cache(p: Problem, pages: Pages, lengths: list[int]) -> list[Problem]:
@@ -219,32 +427,6 @@ def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None
         judge(trial, alone, replace(outputs, **of_this), expressions)
 
 
-def end_to_end(trial: Trial, p: Problem) -> None:
-    """Cut the rows of the first batch element into sequences, and its keys into as many, at other places.
-
-    The places are the same where the rows of a sequence may not be fewer or more than its keys.
-    """
-    if (given := in_claimed_layouts(trial, p.with_batch(slice(1)))) is None:
-        return
-    p, claims = given, trial.kernel.capabilities
-    sequences = trial.chance("sequences").randint(1, most_sequences(p))
-    cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, trial.chance("rows"))
-    cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, trial.chance("keys"))
-    if not claims.may_differ(causal=p.causal):
-        cuts_k = cuts_q
-    cuts_q, cuts_k = claimed_cuts(partial(claims.takes_lengths, causal=p.causal), cuts_q, cuts_k)
-    lengths = {
-        "cu_seqlens_q": int32(cuts_q, p.q.device),
-        "cu_seqlens_k": int32(cuts_k, p.q.device),
-        "max_seqlen_q": max(end - start for start, end in pairwise(cuts_q)),
-        "max_seqlen_k": max(end - start for start, end in pairwise(cuts_k)),
-    }
-    trial = trial.with_launch({**trial.launch, **lengths})
-    outputs = trial.gradients(p)
-    for of_q, of_k in zip(pairwise(cuts_q), pairwise(cuts_k), strict=True):
-        part_alone(trial, outputs, p, 0, slice(*of_q), slice(*of_k))
-
-
 def documents(trial: Trial, p: Problem) -> None:
     """Cut each batch element, with as many first rows as first keys, into documents at places of its own.
 
@@ -257,7 +439,7 @@ def documents(trial: Trial, p: Problem) -> None:
         return
     p, claims = given, trial.kernel.capabilities
     chance = trial.chance("documents")
-    tile = tile_of(trial, chance.choice(("block_m", "block_n")))
+    tile = tile_of(trial.case, chance.choice(("block_m", "block_n")))
     most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
     ids = torch.empty(len(p.q), total, dtype=torch.int32, device="cpu")
     parts: list[tuple[int, slice]] = []
@@ -308,41 +490,9 @@ def cuts(trial: Trial, tile: int, total: int, sequences: int, chance: random.Ran
     return [0, *sorted(places), total]
 
 
-def claimed_cuts(
-    is_claimed: Callable[[int, int], bool], cuts_q: list[int], cuts_k: list[int]
-) -> tuple[list[int], list[int]]:
-    """Return the cuts of rows and of keys without those that leave a sequence of lengths that are not claimed."""
-    first, *others, last = zip(cuts_q, cuts_k, strict=True)
-    kept = [first]
-    for cut in others:
-        of_this, of_rest = ((b[0] - a[0], b[1] - a[1]) for a, b in ((kept[-1], cut), (cut, last)))
-        if is_claimed(*of_this) and is_claimed(*of_rest):
-            kept.append(cut)
-    rows, keys = zip(*kept, last, strict=True)
-    return [*rows], [*keys]
-
-
-def tile_of(trial: Trial, block: str) -> int:
-    """Return the rows of a tile by the launch setting ``block``, or by default if the kernel has none of this name."""
-    return int(trial.launch.get(block, DEFAULT_BLOCK))
-
-
-def some_lengths(trial: Trial, tile: int, p: Problem, new: int = 0) -> list[int]:
-    """Return a random number of keys for each sequence, that it may have by the kernel's claims and has ``new`` in."""
-    claims, rows, most = trial.kernel.capabilities, p.q.shape[2], p.k.shape[2]
-    drawn_lengths = (length(tile, most, trial.chance(f"length {b}")) for b in range(len(p.k)))
-    lengths = [max(new, claims.length_from(0), claimed_length(trial, x)) for x in drawn_lengths]
-    return [n if claims.takes_lengths(rows, n, causal=p.causal) else most for n in lengths]
-
-
-def length(tile: int, most: int, chance: random.Random) -> int:
-    """Return a random length: 0, 1, one close to whole tiles of so many rows, any length, or ``most``.
-
-    Where there is no whole tile, it is any length more often. Were it ``most``, few sequences would be cut in two.
-    """
-    any_length = chance.randint(0, most)
-    near_tile = chance.randint(1, most // tile) * tile + chance.randint(-1, 1) if most >= tile else any_length
-    return min(most, chance.choice((0, 1, near_tile, near_tile, any_length, most)))
+def starts_of(lengths: list[int], device: torch.device) -> Tensor:
+    """Return where sequences of these lengths begin, and the end of the last one."""
+    return int32([sum(lengths[:b]) for b in range(len(lengths) + 1)], device)
 
 
 def int32(numbers: list[int], device: torch.device) -> Tensor:

@@ -37,7 +37,7 @@ HEAVY = 1e-3
 """The smallest weight at which NaN or infinity in v must show in out; no arithmetic rounds it to 0."""
 
 
-@law(needs="nonfinite", nonfinite=True, patterns=True, place=3, sets=("numbers",))
+@law(needs="nonfinite", nonfinite=True, patterns=True, kinds=True, place=3, sets=("numbers",))
 def special(trial: Trial) -> None:
     """Check the rows that see no NaN or infinity, those that do, and the weight of a score of -inf."""
     p = trial.problem
@@ -91,8 +91,7 @@ def beside(trial: Trial, x: Tensor) -> Tensor:
 
     That counts if they are packed end to end: a mask then hides each from the others, as it hides keys from rows.
     """
-    is_packed = not trial.kernel.capabilities.dense and trial.case.ragged == "packed"
-    return x.sum(0, keepdim=True) > x.long() if is_packed else torch.zeros_like(x)
+    return x.sum(0, keepdim=True) > x.long() if trial.case.ragged == "packed" else torch.zeros_like(x)
 
 
 def unreached(trial: Trial, got: Outputs, s: Scores) -> None:

@@ -31,6 +31,8 @@ _WINDOWS = (0, 2, 33, 100)
 _CLAIMS = replace(
     CLAIMS, dtypes=("float16", "bfloat16"), head_dims=tuple(range(8, 257, 8)), softcap=(0.0, 20.0)
 )
-_CLAIMS = replace(_CLAIMS, window=_WINDOWS, window_right=_WINDOWS, alibi_slopes=True, ragged=("packed",))
+_CLAIMS = replace(
+    _CLAIMS, window=_WINDOWS, window_right=_WINDOWS, alibi_slopes=True, ragged=("packed",), rows_behind="any"
+)
 KERNEL = AttentionKernel(name="flash_attn", forward=_forward, capabilities=_CLAIMS)
 UNAVAILABLE = only_on_cuda(KERNEL.name)

@@ -257,6 +257,7 @@ KERNEL = AttentionKernel(
         bias=BIASES,
         sinks=True,
         ragged=("packed", "document"),
+        rows_behind="none",
         # Claimed nowhere.
         deterministic=(),
         validates=False,

@@ -36,5 +36,6 @@ KERNEL = AttentionKernel(
         causal=(False,),  # on a CPU: "Nested tensors for query / key are not supported when is_causal=True."
         grouped_heads=False,  # "This path is currently not implemented for jagged layout NT."
         ragged=("packed",),
+        rows_behind="none",  # a jagged tensor has no rows beside those of its sequences
     ),
 )

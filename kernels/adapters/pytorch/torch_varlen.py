@@ -34,6 +34,7 @@ KERNEL = AttentionKernel(
         window=(0, 2, 33, 100),  # "(W, 0) for causal attention with sliding window of size W"
         grouped_heads=bool(_GROUPED),
         ragged=("packed",),
+        rows_behind="any",  # as FlashAttention-2 has it: they are left as they were
     ),
 )
 

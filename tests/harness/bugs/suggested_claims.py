@@ -24,7 +24,10 @@ OF_NO_KEYS = "lse_of_no_keys=inf"
 MAY_LEAK = "nonfinite=seen"
 """The claim that NaN and infinity behind a mask may reach a row."""
 
-OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS, MAY_LEAK)
+ANY_BEHIND = "rows_behind=any"
+"""The claim that packed rows behind the last sequence may have any results and gradients."""
+
+OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS, MAY_LEAK, ANY_BEHIND)
 """Claims that change which result is right, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
@@ -68,6 +71,8 @@ def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: C
             yield OF_NO_KEYS
     if capabilities.hides_all and all(any(x.value in NONFINITE for x in case.spikes) for case in cases):
         yield MAY_LEAK
+    if capabilities.rows_behind in ("gradients", "zero") and all(x.rows_behind for x in cases):
+        yield ANY_BEHIND
 
 
 def may_have_empty_rows(case: Case) -> bool:

@@ -16,6 +16,8 @@ from kernels.contract.tuners import is_tuner
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import KINDS, LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
 from strategies.features import (
+    DIFFERENT,
+    EMPTY,
     HEADS,
     HUGE,
     LENGTHS,
@@ -502,7 +504,8 @@ def without_accidents(needs: Sequence[Condition]) -> tuple[Condition, ...]:
     1. Special numbers imply the dtype, because numbers such as the largest one are special to a format. They imply a
        count of 1 as well: with more heads or sequences the set entries are in other places.
     2. Large scores imply head_dim: scores are sums of head_dim products, by default scaled by it.
-    3. Unequal lengths imply each length, since changing one length may make both equal. A confirmed condition on a
+    3. A sequence without keys implies different numbers of keys, and so with queries.
+    4. Unequal lengths imply each length, since changing one length may make both equal. A confirmed condition on a
        length stays.
     """
     unique: dict[Any, Condition] = {need.name: need for need in needs}
@@ -512,6 +515,9 @@ def without_accidents(needs: Sequence[Condition]) -> tuple[Condition, ...]:
         unique = {name: need for name, need in unique.items() if name not in singles}
     if SCORES in unique:
         unique.pop("head_dim", None)
+    for name in EMPTY:
+        if EMPTY[name] in unique:
+            unique.pop(DIFFERENT[name], None)
     if UNEQUAL in unique:
         unique = {name: need for name, need in unique.items() if need.is_certain or name not in LENGTHS}
     return tuple(unique.values())
@@ -547,6 +553,8 @@ def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str,
     """Yield the fields that are not at their simplest value, with the values to try instead."""
     for name in (x for x in (*OPTIONS, *SIZES) if x not in (*LENGTHS, "head_dim")):
         yield name, [SIMPLEST[name]]
+    yield "page_size", [*capabilities.page_sizes[:1], *capabilities.page_sizes[-1:]] if case.page_size else []
+    yield from ((name, [False]) for name in (*DIFFERENT.values(), *EMPTY.values()))
     for name, value in case.launch:
         yield name, [x for x in capabilities.launch[name][:1] if x != value]
     yield HUGE, [False]

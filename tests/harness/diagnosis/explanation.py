@@ -15,6 +15,8 @@ from kernels.contract.declaration import Claim
 from kernels.contract.parsing import lesser
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
 from strategies.features import (
+    DIFFERENT,
+    EMPTY,
     EXPANDED,
     LENGTHS,
     TILES_OF,
@@ -180,6 +182,8 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
         yield UNEQUAL, [x for x in (case.seqlen_q, case.seqlen_k) if x]
     yield "dtype", c.dtypes
     yield from OPTIONS.items()
+    yield "page_size", c.page_sizes if case.page_size else ()
+    yield from ((name, [False]) for name in (*DIFFERENT.values(), *EMPTY.values()))
     for name in LAYOUT_FIELDS:
         yield name, ["bnhd" if getattr(case, name) == "contiguous" else "contiguous"]
     for name, _ in case.launch:
@@ -310,6 +314,8 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
         return _of_a_length(field, case.blocks.get(TILES_OF[field.name], 0))
     if field.name == "head_dim":
         return _of_head_dim(field)
+    if field.name in (*DIFFERENT.values(), *EMPTY.values()):
+        return []
     if field.name == UNEQUAL:
         # Not named if a length is 0 (then one equal length is tried, not two), if some equal lengths fail too, or if
         # single entries are set, which are in other places in another shape.

@@ -19,7 +19,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case, Spike
-from strategies.features import HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
+from strategies.features import EMPTY, HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
 from tests.harness.bugs.bug import Condition
@@ -137,9 +137,11 @@ def _of_family(case: Case, tensor: str, family: Any) -> Case:
 
 def _shorter(capabilities: Capabilities) -> Iterator[Change]:
     """Yield changes: one size, or both lengths by the same difference, becomes as small as possible."""
-    for name in (*SIZES, *MASK_SIZES):
+    for name in (*SIZES, *MASK_SIZES, "page_size"):
         yield partial(_of_smaller, name=name, allowed=_values_of(name, capabilities))
     yield _of_smaller_lengths
+    for name in EMPTY:
+        yield partial(_of_shorter_sequences, name=name)
 
 
 def _of_smaller(case: Case, name: str, allowed: Sequence[int]) -> Iterator[Case]:
@@ -152,11 +154,23 @@ def _of_smaller_lengths(case: Case) -> Iterator[Case]:
         yield replace(case, seqlen_q=case.seqlen_q - cut, seqlen_k=case.seqlen_k - cut)
 
 
+def _of_shorter_sequences(case: Case, name: str) -> Iterator[Case]:
+    """Yield the case with all rows in each sequence, without numbers of no sequence, and with fewer rows of one."""
+    lengths = getattr(case, name)
+    yield with_value(case, name, ())
+    yield with_value(case, name, lengths[: case.batch])
+    for at, n in enumerate(lengths):
+        for less in _smaller(n, range(n + 1)):
+            yield with_value(case, name, (*lengths[:at], less, *lengths[at + 1 :]))
+
+
 def _values_of(name: str, capabilities: Capabilities) -> Sequence[int]:
     if name == "head_dim":
         return capabilities.head_dims
     if name in MASK_SIZES:
         return sorted(getattr(capabilities, name))
+    if name == "page_size":
+        return capabilities.page_sizes
     if name in ("seqlen_q", "seqlen_k"):
         return range(capabilities.min_seqlen, 2**30)
     return range(1, 2**30)

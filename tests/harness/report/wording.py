@@ -5,9 +5,11 @@ from typing import Any
 
 from kernels.contract.tuners import AT_WORK, CONFIG, is_tuner
 from kernels.contract.tuners import told as common_to
-from strategies.case import KINDS, OPTIONS
+from strategies.case import DECLARED, KINDS, OPTIONS
 from strategies.features import (
     BLIND,
+    DIFFERENT,
+    EMPTY,
     HEADS,
     HUGE,
     LENGTHS,
@@ -95,8 +97,12 @@ def _need(need: Condition) -> str:
         return f"odd {need.name}"
     if need.name == "sm_scale":
         return _scale(need)
+    if need.name in OF_SEQUENCES:
+        return _of_sequences(need)
     if _are_above(need):
         return f"{need.name} above {text(max(need.holds))}"
+    if need.name == "page_size" and max(need.fails) < min(need.holds):
+        return f"page_size below {min(need.holds)}"
     seen = sorted(need.fails, key=OPTIONS[need.name].index) if need.name in KINDS else need.fails[:1]
     return f"{need.name} {' or '.join(map(text, seen))}"
 
@@ -109,6 +115,19 @@ def _configurations(need: Condition) -> str:
     if not fails:
         return f"the tuner of {function} at work: results of its trial runs stay in what is added to"
     return f"{common_to(fails, holds)} of {len({*fails, *holds, *untried})} configurations of {function}"
+
+
+OF_SEQUENCES = (*DIFFERENT.values(), *EMPTY.values(), "rows_behind", "block_table", "pool")
+"""Features that say how the sequences of a call of ``ragged`` differ, and how their pages lie."""
+
+
+def _of_sequences(need: Condition) -> str:
+    """Return a condition on the sequences of a call in words, such as "a sequence without keys"."""
+    if need.name == "pool":
+        return f"pools {' or '.join(sorted(need.fails))} by page"
+    if need.name == "block_table":
+        return "pages that sequences share" if need.fails[0] == "shared" else "pages out of order"
+    return str(DECLARED[need.name]["called"]) if need.name in DECLARED else need.name
 
 
 def _are_odd(need: Condition) -> bool:
@@ -162,7 +181,7 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
-TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED)
+TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED, *DIFFERENT.values(), *EMPTY.values())
 """Features for which summary.json names the fields of a case that they follow from, such as heads_kv and group."""
 
 

@@ -18,6 +18,7 @@ from strategies.design import Design
 from strategies.features import LENGTHS, UNEQUAL, in_plain_layouts, text
 from strategies.lengths import MAX_SEQLEN, TILES, shortest_lengths
 from strategies.padding import FAMILIES as PADDINGS
+from strategies.sequences import FIELDS as OF_SEQUENCES
 from strategies.values import FAMILIES
 from tests.harness.law import LAWS, law_named
 from tests.harness.verdict import Verdict
@@ -53,7 +54,7 @@ CASES = ("refused_cases", "answered_cases")
 """The fields of a tally that hold cases."""
 
 VALUES = tuple(f"{tensor}_values" for tensor in TENSORS)
-FIELDS = (*DECLARED, *VALUES)
+FIELDS = (*(name for name in DECLARED if name not in OF_SEQUENCES), *VALUES)
 """The fields of a case of which each value is a cell."""
 COMPARED = ("shorter q", "equal", "longer q")
 """The values of ``lengths``: seqlen_q is below seqlen_k, equal to it, or above it."""
@@ -253,7 +254,10 @@ def _to_fields(case: Case) -> dict[str, Any]:
 
 
 def _from_fields(changed: dict[str, Any]) -> Case:
-    return Case(**{**changed, "launch": tuple(map(tuple, changed.get("launch", ())))})
+    lists: dict[str, Any] = {
+        name: tuple(changed[name]) for name in ("seqlens_q", "seqlens_k") if name in changed
+    }
+    return Case(**{**changed, **lists, "launch": tuple(map(tuple, changed.get("launch", ())))})
 
 
 def cells(case: Case) -> list[str]:

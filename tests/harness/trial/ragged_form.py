@@ -1,18 +1,21 @@
-"""A plain call made as one of a kind of the claim ``ragged``, for kernels that answer no other calls.
+"""A plain call made as one of a kind of the claim ``ragged``, for cases of such a kind.
 
 Each sequence of the batch has all of the problem's queries and keys. The sequences are packed end to end, or their keys
-lie in pages or in a cache. So every law that compares plain calls can be asked of such a kernel too.
+lie in pages or in a cache. So laws that compare plain calls can be asked of kernels that answer no other calls, and of
+the other calls of those that do.
 """
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.contract import RAGGED_KEYWORDS, Capabilities
+from kernels.contract import LAYOUTS, RAGGED_KEYWORDS, Capabilities
+from strategies.case import OF_SEED, TENSORS, Case
 from strategies.layouts import Window, bits, changed_together, fitting, place
 from strategies.pages import Pages, in_pages, page_size_of, pool_layouts
 from tests.harness.trial.problem import Outputs, Problem
@@ -64,16 +67,15 @@ class RaggedForm:
     """Makes plain calls of a kernel in one kind of ``ragged``.
 
     Attributes:
-        kind: the kind.
+        case: the case, which says the kind, the size and the order of pages, and the claimed layout that each of q, k,
+            v and dout shall have, if it can hold the numbers.
         claims: the kernel's claims.
-        layouts: the claimed layout that each of q, k, v and dout shall have, if it can hold the numbers.
         chance: a function from words for a choice to what makes it.
         poison: what fills the memory around the inputs.
     """
 
-    kind: str
+    case: Case
     claims: Capabilities
-    layouts: Mapping[str, str]
     chance: Callable[[str], random.Random]
     poison: float
 
@@ -85,21 +87,33 @@ class RaggedForm:
             "cache": self._cached,
             "paged": self._paged,
             "append": self._appended,
+            "packed_paged": self._packed_over_pages,
         }
-        prepared = made[self.kind](p)
+        prepared = made[self.case.ragged](p)
         return replace(prepared, launch={**launch, **prepared.launch})
 
     def _packed(self, p: Problem) -> Prepared:
-        batch, rows, keys, mask = len(p.q), p.q.shape[2], p.k.shape[2], p.key_padding_mask
-        placed, windows = self._placed(p, lambda x: x.transpose(0, 1).flatten(1, 2)[None])
+        batch, rows, keys = len(p.q), p.q.shape[2], p.k.shape[2]
+        problem, windows = self._placed(end_to_end(p, [(rows, keys)] * batch))
         lengths = {
             "cu_seqlens_q": _int32([rows * b for b in range(batch + 1)], p),
             "cu_seqlens_k": _int32([keys * b for b in range(batch + 1)], p),
             "max_seqlen_q": rows,
             "max_seqlen_k": keys,
         }
-        problem = replace(placed, key_padding_mask=None if mask is None else mask.reshape(1, -1))
         return Prepared(problem, lengths, windows, packed=batch)
+
+    def _packed_over_pages(self, p: Problem) -> Prepared:
+        batch, rows, pages = len(p.q), p.q.shape[2], self._pages(p)
+        placed, windows = self._placed(end_to_end(p, [(rows, 0)] * batch))
+        lengths = {
+            "cu_seqlens_q": _int32([rows * b for b in range(batch + 1)], p),
+            "max_seqlen_q": rows,
+            "cache_seqlens": _lengths(p, p.k.shape[2]),
+            "block_table": pages.block_table,
+        }
+        given = {"q": windows["q"], "dout": windows["dout"], **pages.windows}
+        return Prepared(replace(placed, k=pages.k, v=pages.v), lengths, given, packed=batch)
 
     def _documents(self, p: Problem) -> Prepared:
         placed, windows = self._placed(p)
@@ -138,25 +152,79 @@ class RaggedForm:
     def _pages(self, p: Problem) -> Pages:
         """Return pools of pages of a claimed size and layout, which hold all keys and values."""
         keys, chance = p.k.shape[2], self.chance("pages of all keys")
-        page_size = page_size_of(self.claims.page_sizes, keys, chance)
-        layouts = pool_layouts(self.claims.layouts)
-        return in_pages(p.k, p.v, [keys] * len(p.k), page_size, layouts, chance, may_share=False)
+        if self.case.block_table == OF_SEED:
+            page_size = page_size_of(self.claims.page_sizes, keys, chance)
+        else:
+            page_size = self.case.page_size or min(self.claims.page_sizes)
+        # Sequences that share pages would have the same keys.
+        order = "in_order" if self.case.block_table == "in_order" else "shuffled"
+        layouts, lengths = pool_layouts(self.claims.layouts) or LAYOUTS[:1], [keys] * len(p.k)
+        return in_pages(p.k, p.v, lengths, page_size, layouts, chance, order=order, pool=self.case.pool)
 
-    def _placed(
-        self, p: Problem, change: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> tuple[Problem, dict[str, Window]]:
-        """Return a problem with its tensors changed and placed in claimed layouts, and the windows that they are."""
-        windows: dict[str, Window] = {}
+    def _placed(self, p: Problem) -> tuple[Problem, dict[str, Window]]:
+        return placed(p, self.case, self.claims, self.poison)
 
-        def placed(name: str, x: Tensor) -> Tensor:
-            changed = change(x)
-            layout = fitting(changed, self.claims.layouts, self.layouts[name])
-            assert layout is not None  # without dense calls, a layout is claimed that can hold any numbers
-            windows[name] = place(changed, layout, margin_value=self.poison, device=x.device)
-            return windows[name].tensor
 
-        k, v = changed_together(p.k, p.v, lambda k: placed("k", k), lambda v: placed("v", v))
-        return replace(p, q=placed("q", p.q), k=k, v=v, dout=placed("dout", p.dout)), windows
+def placed(
+    p: Problem, case: Case, claims: Capabilities, poison: float = math.nan
+) -> tuple[Problem, dict[str, Window]]:
+    """Return a problem with its tensors placed in the layouts of a case, and the windows that they are.
+
+    A tensor whose numbers its layout cannot hold is placed in another one that is claimed, or in the first of all.
+    """
+    windows: dict[str, Window] = {}
+    preferred = dict(zip(TENSORS, case.layouts, strict=True))
+
+    def one(name: str, x: Tensor) -> Tensor:
+        layout = fitting(x, claims.layouts, preferred[name]) or LAYOUTS[0]
+        windows[name] = place(x, layout, margin_value=poison, device=x.device)
+        return windows[name].tensor
+
+    k, v = changed_together(p.k, p.v, lambda k: one("k", k), lambda v: one("v", v))
+    return replace(p, q=one("q", p.q), k=k, v=v, dout=one("dout", p.dout)), windows
+
+
+def end_to_end(p: Problem, lengths: Sequence[tuple[int, int]], behind: int = 0) -> Problem:
+    """Return a problem of one batch element, in which sequences lie end to end.
+
+    Sequence b has the first ``lengths[b]`` queries and keys of batch element b. ``behind`` more rows of each tensor
+    follow the last sequence. They are ones, and those of dout are zeros, since no loss depends on their results.
+    """
+
+    def of_each(x: Tensor, counts: Sequence[int], rest: float = 1.0) -> Tensor:
+        rows = [x[b, :, :n] for b, n in enumerate(counts)]
+        return torch.cat([*rows, x.new_full((x.shape[1], behind, x.shape[3]), rest)], 1)[None]
+
+    rows, keys = ([pair[i] for pair in lengths] for i in (0, 1))
+    k, v = changed_together(p.k, p.v, lambda x: of_each(x, keys), lambda x: of_each(x, keys))
+    mask = p.key_padding_mask
+    if mask is not None:
+        seen = [mask[b, :n] for b, n in enumerate(keys)]
+        mask = torch.cat([*seen, mask.new_ones(behind)])[None]
+    return replace(p, q=of_each(p.q, rows), k=k, v=v, dout=of_each(p.dout, rows, 0.0), key_padding_mask=mask)
+
+
+def only_sequence(p: Problem, launch: Mapping[str, Any], b: int) -> tuple[Problem, dict[str, Any]]:
+    """Return a call, its problem and its keywords, with one of its sequences and none beside it.
+
+    The other keywords are as in the whole call, as the longest lengths are. A cache is as large as it was.
+    """
+    only = dict(launch)
+
+    def part(name: str) -> slice:
+        start, end = launch[name][b : b + 2].tolist()
+        only[name] = launch[name].new_tensor([0, end - start])
+        return slice(start, end)
+
+    if "cu_seqlens_q" in launch:
+        p = p.with_rows(part("cu_seqlens_q"))
+        p = p.with_keys(part("cu_seqlens_k")) if "cu_seqlens_k" in launch else p
+    elif "block_table" in launch:
+        p = replace(p, q=p.q[b : b + 1], dout=p.dout[b : b + 1])
+    else:
+        p = p.with_batch(slice(b, b + 1))
+    only |= {name: launch[name][b : b + 1] for name in ("cache_seqlens", "block_table") if name in launch}
+    return p, only
 
 
 def wrong_in(cache: Mapping[str, tuple[Tensor, Tensor]]) -> str:

@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from kernels.contract import LAYOUTS, OUTPUTS
+from kernels.contract import LAYOUTS, OUTPUTS, can_be_ragged
 from reference.bounds import Exact, ForwardBounds, backward_bounds, forward_bounds, fused_overflow
 from reference.heads import fold, unfold
 from strategies.layouts import changed_together, laid_out, lies_as, place
@@ -105,7 +105,9 @@ def asked(trial: Trial, p: Problem) -> Problem | None:
         causal=p.causal,
         sm_scale=case.sm_scale if p.sm_scale == case.scale else p.sm_scale,
     )
-    return in_claimed_layouts(trial, p) if changed == case or claims.admits(changed) else None
+    can_be_made = changed.ragged == "none" or can_be_ragged(changed)
+    is_claimed = changed == case or (can_be_made and claims.admits(changed))
+    return in_claimed_layouts(trial, p) if is_claimed else None
 
 
 def in_claimed_layouts(trial: Trial, p: Problem) -> Problem | None:

@@ -205,11 +205,11 @@ class Trial:
         Calls that have those of the case itself are left out. Of layouts it is only told if a tensor is contiguous in a
         call and not in the case, as a tensor is that a law has made, or the other way round, as some rows of a tensor
         are: "bnhd" stands for several rows of several heads, and "gap" for others. Calls with keys in pages are left
-        out too, and all calls of a kernel that answers no plain ones.
+        out too, and all calls of a case of a kind of ``ragged``.
         """
         found: list[dict[str, Any]] = []
         plain = [call.problem for call in self.calls if "block_table" not in call.launch]
-        for p in plain if self.kernel.capabilities.dense else ():
+        for p in plain if self.case.ragged == "none" else ():
             batch, heads_kv, seqlen_k, head_dim = p.k.shape
             fields = {
                 "batch": batch,
@@ -257,15 +257,13 @@ class Trial:
         return other
 
     def prepared(self, p: Problem) -> Prepared:
-        """Return the call by which the kernel is given a problem: a plain one, if it answers such calls.
+        """Return the call by which the kernel is given a problem: a plain one, if the case says nothing else.
 
         Otherwise it is of the kind of ``ragged`` that the case says, unless the launch settings say which call it is.
         """
-        c = self.kernel.capabilities
-        if c.dense or not KEYWORDS.isdisjoint(self.launch):
+        if self.case.ragged == "none" or not KEYWORDS.isdisjoint(self.launch):
             return Prepared(p, self.launch, self.windows.own)
-        layouts = dict(zip(TENSORS, self.case.layouts, strict=True))
-        form = RaggedForm(self.case.ragged, c, layouts, self.chance, self.margin)
+        form = RaggedForm(self.case, self.kernel.capabilities, self.chance, self.margin)
         return form.prepare(p, self.launch)
 
     def forward(self, problem: Problem | None = None) -> Outputs:

@@ -235,7 +235,7 @@ class Worker:
         trial = None
         outcome: dict[str, Any]
         try:
-            is_here = law.on_device or not kernel.capabilities.dense
+            is_here = law.on_device or run.case.ragged != "none"
             home = self.device if is_here else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})

@@ -57,3 +57,37 @@ def test_values_that_are_the_first_columns_of_keys_are_so_in_pages() -> None:
         assert are_first_columns(pages.v, pages.k)
         assert pages.v.shape == (*pages.k.shape[:3], 3)
     assert not are_first_columns(*(getattr(one_page_each(k, v.clone()), name) for name in "vk"))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "bnhd"])
+@pytest.mark.parametrize("pool", ["apart", "interleaved", "padded"])
+@pytest.mark.parametrize("order", ["in_order", "shuffled", "shared"])
+def test_pools_hold_the_same_keys_however_they_lie(pool: str, order: str, layout: str) -> None:
+    k = torch.randn(len(LENGTHS), 2, max(LENGTHS), 4, generator=torch.Generator().manual_seed(1))
+    pages = in_pages(k, -k, LENGTHS, PAGE_SIZE, [layout], random.Random(1), order=order, pool=pool)
+    for b, length in enumerate(LENGTHS):
+        of_k, of_v = pages.of(b, length)
+        assert torch.equal(of_v, -of_k)
+        assert order == "shared" or torch.equal(of_k, k[b : b + 1, :, :length])
+    size = PAGE_SIZE * 2 * 4
+    assert pages.k.stride(0) == pages.v.stride(0) == (size if pool == "apart" else 2 * size)
+    apart = pages.v.data_ptr() - pages.k.data_ptr()
+    assert (apart == size * k.element_size()) == (pool == "interleaved")
+    assert set(pages.windows) == ({"k"} if pool == "interleaved" else {"k", "v"})
+    numbers = [
+        int(x) for row, n in zip(pages.block_table, LENGTHS, strict=True) for x in row[: -(-n // PAGE_SIZE)]
+    ]
+    assert (numbers == [*range(len(numbers))]) == (order == "in_order")
+    assert (len({*numbers}) < len(numbers)) == (order == "shared")
+
+
+def test_what_lies_around_an_interleaved_pool_can_be_changed_and_its_keys_stay() -> None:
+    k = torch.randn(len(LENGTHS), 2, max(LENGTHS), 4, generator=torch.Generator().manual_seed(1))
+    pages = in_pages(
+        k, -k, LENGTHS, PAGE_SIZE, ["bnhd"], random.Random(1), order="shuffled", pool="interleaved"
+    )
+    kept = [x.clone() for x in (pages.k, pages.v)]
+    for window in pages.windows.values():
+        window.refill(7.0)
+    same = [torch.allclose(x, y, equal_nan=True) for x, y in zip(kept, (pages.k, pages.v), strict=True)]
+    assert same == [True, True]
