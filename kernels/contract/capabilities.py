@@ -382,8 +382,8 @@ class Capabilities:
         """What packed calls return for rows and keys behind the last sequence, where the last entry of `cu_seqlens_q`
         or `cu_seqlens_k` is smaller than the number of rows, as with buffers of a fixed size. They hold finite numbers
         and belong to no sequence. With `gradients`, their dq, dk and dv are 0, since no result depends on them, and
-        their out and lse may be anything; with `zero`, their out is 0 too; with `any`, all of it may be anything. With
-        `none`, there are no such rows.""",
+        their out and lse may be anything; a call that fails because of them is noted and no bug. With `zero`, their out
+        is 0 too; with `any`, all of it may be anything. With `none`, there are no such rows.""",
         one_of("gradients", "zero", "any", "none"),
         fields=("rows_behind",),
         admits=lambda claimed, case: claimed != "none" or not case.rows_behind,

@@ -91,7 +91,9 @@ MISTAKES = (
     Mistake("window_adapter.py", "the window to the left counts the query", "(window - 1,", "(window,"),
     Mistake("window_adapter.py", "the window to the right counts it", "right - 1)", "right or -1)"),
     Mistake("window_adapter.py", "no limit is 0", "(window - 1,", "(max(window - 1, 0),"),
-    Mistake("varlen_adapter.py", "offsets of packed calls are those of equal lengths", "} | packed", "}"),
+    Mistake(
+        "varlen_adapter.py", "offsets of packed calls are those of equal lengths", "options |= packed", ""
+    ),
     Mistake(
         "varlen_adapter.py",
         "a sequence is taken to fill its pages",

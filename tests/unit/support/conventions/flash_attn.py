@@ -80,6 +80,8 @@ def flash_attn_varlen_func(
         rows = q[start : min(end, start + max_seqlen_q)]
         answers.append(attend(rows, keys, values, _scale(q, softmax_scale), causal, window_size))
     out, lse = (torch.cat(x) for x in zip(*answers, strict=True))
+    behind = len(q) - len(out)  # these rows hold whatever was there
+    out, lse = (torch.cat([x, x.new_full((behind, *x.shape[1:]), torch.nan)]) for x in (out, lse))
     return (out, lse.T.masked_fill(lse.T.isneginf(), torch.inf)) if return_softmax_lse else out
 
 
