@@ -105,6 +105,8 @@ def in_pages(
         table[other, :shared] = table[first, :shared]
 
     rest = chance.choice((math.nan, 1.0))
+    if pool != "apart":
+        rest = 1.0  # a page that is taken for another shows in the same way, whatever the seed
 
     def filled(x: Tensor) -> Tensor:
         pages_of_x = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)

@@ -200,7 +200,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     1. Duplicates: both need huge strides, or one makes repeated calls differ and the other comes and goes.
     2. Distinct: only one needs the arguments of its law, such as tables of angles.
     3. Duplicates: A rounds most ordinary cases to float16, and B is an overflow of float16.
-    4. Duplicates: both are rounding errors that no ordinary case shows.
+    4. Duplicates: both are rounding errors that no ordinary case shows, or that are the last bits of two calls which
+        are claimed to have the same ones.
     5. Duplicates: for both the same length matters by no tile size, as in a failure at 5, 9 and 12 keys but not at 6.
     6. Distinct: kinds or tensors differ, or different tensors are wrong with normal numbers in more rows.
     7. Distinct: A hides the NaN of an input, and B needs certain finite numbers and hides none.
@@ -223,7 +224,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True
     third = [x for x in others if x.key not in (known.key, bug.key)]
-    if known.is_kin(bug) and _are_roundings_by_chance(known, bug):
+    if known.is_kin(bug) and (_are_roundings_by_chance(known, bug) or _are_bits_of_one_claim(known, bug)):
         return True
     if known.is_kin(bug) and not _needs_of_no_rule(known).isdisjoint(_needs_of_no_rule(bug)):
         return True
@@ -251,6 +252,17 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both
     )
+
+
+def _are_bits_of_one_claim(one: Bug, other: Bug) -> bool:
+    """Whether two bugs break one claim that two calls have the same bits, each by rounding errors alone.
+
+    Numbers decide in which cases the last bits differ, so that any field may seem to matter.
+    """
+    findings = one.failure.finding, other.failure.finding
+    claims = {x.claim.removesuffix(x.tensor) for x in findings}
+    are_bits = all(is_small(x) and x.allowed == 0 and x.other is not None for x in findings)
+    return one.failure.law == other.failure.law and are_bits and len(claims) == 1
 
 
 def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:

@@ -56,6 +56,8 @@ from tests.harness.verdict import NUMBERS, Finding
 
 COUNTS = ("batch", "heads_kv", "group")
 """Fields for which 1 is the best value to try: any larger one may move the error to where the numbers hide it."""
+OF_SEVERAL_PAGES = ("batch", "seqlen_k", UNEQUAL, "page_size", "block_table", *DIFFERENT.values())
+"""Features that decide how many pages a case has, and which come first."""
 ROWS = (*COUNTS, *LENGTHS)
 """The fields that decide how many rows a tensor has."""
 FEW_ORDINARY = 3
@@ -230,6 +232,9 @@ class ConditionSearch:
             if name in COUNTS:
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
             also = varied.fails if name in KINDS or is_tuner(name) else ()
+            if name == "pool":  # pages that are taken for others may have the same few numbers
+                kept = self.with_ordinary_numbers(name, holds, fails)
+                also, holds = (*also, *(x for x in holds if x not in kept)), kept
             if name not in LENGTHS or any(holds):
                 known = (own, *also, *holds)
                 values = self.claims.launch.get(name, ()) if is_tuner(name) else ()
@@ -505,7 +510,9 @@ def without_accidents(needs: Sequence[Condition]) -> tuple[Condition, ...]:
        count of 1 as well: with more heads or sequences the set entries are in other places.
     2. Large scores imply head_dim: scores are sums of head_dim products, by default scaled by it.
     3. A sequence without keys implies different numbers of keys, and so with queries.
-    4. Unequal lengths imply each length, since changing one length may make both equal. A confirmed condition on a
+    4. Pools that are interleaved or padded by page imply what gives a case several pages: a second sequence, another
+       order, or more keys than a page has.
+    5. Unequal lengths imply each length, since changing one length may make both equal. A confirmed condition on a
        length stays.
     """
     unique: dict[Any, Condition] = {need.name: need for need in needs}
@@ -518,6 +525,8 @@ def without_accidents(needs: Sequence[Condition]) -> tuple[Condition, ...]:
     for name in EMPTY:
         if EMPTY[name] in unique:
             unique.pop(DIFFERENT[name], None)
+    if "pool" in unique:
+        unique = {name: need for name, need in unique.items() if name not in OF_SEVERAL_PAGES}
     if UNEQUAL in unique:
         unique = {name: need for name, need in unique.items() if need.is_certain or name not in LENGTHS}
     return tuple(unique.values())

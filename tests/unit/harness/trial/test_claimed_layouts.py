@@ -14,7 +14,7 @@ from strategies.case import LAYOUT_FIELDS, Case, Spike
 from strategies.layouts import REPEATED, can_hold, laid_out, lies_as, place
 from tests.harness.law import LAWS, law_named
 from tests.harness.trial.trial import Refused, Trial
-from tests.panel import appended, documents, eager, packed, paged
+from tests.panel import appended, documents, eager, packed, packed_paged, paged
 from tests.unit.support.sound import CLAIMS, Sound
 
 ANSWERS: Mapping[str, Callable[..., Any]] = {
@@ -25,6 +25,7 @@ ANSWERS: Mapping[str, Callable[..., Any]] = {
     ),
     "paged": paged.eager,
     "append": appended.in_a_cache,
+    "packed_paged": packed_paged.eager,
 }
 """A sound function for each kind of calls."""
 
