@@ -31,6 +31,7 @@ from strategies.features import (
     pair_of,
     value_of,
     with_normal_numbers,
+    with_seeds,
     with_value,
 )
 from tests.harness.bugs.bug import Bug, Condition
@@ -46,7 +47,7 @@ from tests.harness.bugs.dense import (
 )
 from tests.harness.bugs.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.clock import BudgetSpent
-from tests.harness.diagnosis.confirmation import confirmed, refuted
+from tests.harness.diagnosis.confirmation import SEEDS, confirmed, refuted
 from tests.harness.diagnosis.explanation import fields
 from tests.harness.diagnosis.generalisation import generalise_to_scores, generalised
 from tests.harness.law import basic_laws, law_named
@@ -215,7 +216,7 @@ class ConditionSearch:
         2. A huge layout: any tensor's huge strides count as one condition.
         3. A layout that matters because it differs from another tensor's: one condition on the pair.
         4. A count, such as heads_kv: of the passing values only 1, if it passes. With another count the wrong head may
-           be one without numbers, so that the case passes by luck.
+           be one without numbers, so that the case passes by luck. Another one is added by ``border_of``.
         5. An option with a few kinds, or a tuner: all values that were seen to fail.
         6. A length: passing values, of which 0 alone is no condition, since nothing is wrong in an empty tensor.
         """
@@ -230,7 +231,9 @@ class ConditionSearch:
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
             if name in COUNTS:
+                border = self.border_of(name, holds, fails)
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
+                holds = tuple(dict.fromkeys((*holds, *border)))
             also = varied.fails if name in KINDS or is_tuner(name) else ()
             if name == "pool":  # pages that are taken for others may have the same few numbers
                 kept = self.with_ordinary_numbers(name, holds, fails)
@@ -254,6 +257,18 @@ class ConditionSearch:
         if not fails(normal):
             return holds
         return tuple(x for x in holds if not fails(with_value(normal, name, x))) or holds
+
+    def border_of(self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]) -> tuple[Any, ...]:
+        """Return the count that is one smaller, if it is above 1, and passes with normal numbers of any seed.
+
+        Example: group 9 fails, and group 8 passes, where only the first 8 query heads of a key head are right.
+        """
+        case = with_normal_numbers(self.failure.case)
+        below = getattr(case, name) - 1
+        if below < 2 or below not in holds or not fails(case):
+            return ()
+        others = with_seeds(with_value(case, name, below), SEEDS)
+        return () if any(map(fails, others)) else (below,)
 
     def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
         """Return the value of ``UNEQUAL`` for swapped lengths if the case passes that way, in more rows too; else [].
