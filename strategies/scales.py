@@ -28,10 +28,6 @@ HEADS_OF_ONE = ((1, 1), (3, 1), (2, 8), (8, 2), (16, 1))
 """(heads_kv, group) of each of many batch elements."""
 MANY_HEADS_OF_ONE = ((32, 1), (8, 4))
 """The same of a tensor with 2^31 elements, of which one head fits into memory as float64."""
-MOST_LANDMARKS = 16
-"""So many rows of a sequence, or heads, stand for all."""
-FIRST_POWER = 6
-"""Exponent: numbers next to this power of two and to each higher one are landmarks."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +139,9 @@ def with_scale(c: Capabilities, device_type: str, case: Case, name: str) -> Case
         case tensor:
             of_one = chance.choice([x for x in MANY_HEADS_OF_ONE if c.grouped_heads or x[1] == 1])
             heads_of_tensor = math.prod(of_one) if tensor == "q" else of_one[0]
-            length = -(-many // (heads_of_tensor * case.head_dim))
+            length = 2**16 + chance.choice(BEYOND)
             rows, keys = (length, few_keys) if tensor == "q" else (few_rows, length)
-            heads = (1, *of_one)
+            heads = (-(-many // (heads_of_tensor * length * case.head_dim)), *of_one)
             case = changed(case, **dict.fromkeys(LAYOUT_FIELDS, c.layouts[0]))
     step = c.seqlen_multiple
     batch, heads_kv, group = heads
@@ -182,22 +178,3 @@ def _size(case: Case, of: str) -> int:
         case tensor:
             batch, heads, length, head_dim = case.shape(tensor)
             return batch * heads * length * head_dim
-
-
-def landmarks(length: int, most: int, chance: Random) -> list[int]:
-    """Return at most so many numbers below ``length``, in order, at which rows, keys or heads are likely to be wrong.
-
-    They are among the first and the last, those next to the largest power of two, some next to other powers of two and
-    to multiples of 128, and some at random.
-    """
-    if length <= most:
-        return list(range(length))
-    top = 1 << (length - 1).bit_length() - 1
-    powers = [2**i for i in range(FIRST_POWER, top.bit_length())] or [1]
-    found = dict.fromkeys(chance.sample((0, length - 1, top - 1, min(top, length - 1)), 4))
-    while len(found) < most:
-        near = chance.choice(
-            (chance.choice(powers), 128 * chance.randrange(length // 128 + 1), chance.randrange(length))
-        )
-        found[min(max(0, near + chance.choice((-1, 0, 1))), length - 1)] = None
-    return sorted([*found][:most])

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from strategies.scales import MOST_LANDMARKS, landmarks
+from strategies.landmarks import MOST_LANDMARKS, landmarks
 from tests.harness.law import law
 from tests.harness.trial.judge import judge_rows, judged_rows
 from tests.harness.trial.problem import Problem

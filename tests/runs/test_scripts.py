@@ -88,7 +88,7 @@ def infinite_but_in_the_last_head(q: torch.Tensor, k: torch.Tensor, v: torch.Ten
             "appended:in_a_cache",
             ("ragged=append",),
             "ragged",
-            replace(RAGGED, ragged="append"),
+            replace(RAGGED, ragged="append", seqlens_k=(40,)),
             "",
         ),
         (

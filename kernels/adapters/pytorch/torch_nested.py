@@ -26,13 +26,12 @@ def _forward(
 
 
 # The math backend rounds q and k after their scaling, the scores and the weights, all to 16 bits.
-_CLAIMS = parse_claims(["rounded_scores=true", "q_prescaled=true", "k_prescaled=true"], CLAIMS)
 KERNEL = AttentionKernel(
     name="torch_nested",
     forward=_forward,
     known_failures=TORCH_NESTED,
     capabilities=replace(
-        _CLAIMS,
+        parse_claims(["rounded_scores=true", "q_prescaled=true", "k_prescaled=true"], CLAIMS),
         causal=(False,),  # on a CPU: "Nested tensors for query / key are not supported when is_causal=True."
         grouped_heads=False,  # "This path is currently not implemented for jagged layout NT."
         ragged=("packed",),

@@ -17,9 +17,8 @@ _GROUPED: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).p
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, window: int = 0, **sequences: Any
 ) -> tuple[Tensor, None]:
-    rows, lengths = packed(q, k, v, **sequences)
-    sides = (window - 1, 0 if causal else -1)  # -1 stands for no limit
-    out: Any = varlen_attn(*rows, *lengths, scale=sm_scale, window_size=sides, **_GROUPED)
+    given, sides = packed(q, k, v, **sequences), (window - 1, 0 if causal else -1)  # -1 stands for no limit
+    out: Any = varlen_attn(*given[0], *given[1], scale=sm_scale, window_size=sides, **_GROUPED)
     return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
 
 

@@ -24,7 +24,7 @@ from tests.harness.device.memory import fills_the_machine
 from tests.harness.device.sync import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import python_path
 from tests.harness.run import Run
-from tests.harness.running.exits import Tail, finding, how_it_ended, was_in_kernel
+from tests.harness.running.exits import Tail, finding, how_it_ended, was_judging
 from tests.harness.running.fork_server import Copy, new_copy
 from tests.harness.verdict import Verdict
 
@@ -287,7 +287,7 @@ class Child:
             process.send_signal(ASKS_WHERE)
             time.sleep(PRINT_SECONDS)
             stderr = self._stop()
-            if not was_in_kernel(stderr):
+            if was_judging(stderr):
                 raise Unjudged(f"it was not judged within {seconds:.3g} s", stderr=stderr) from None
             raise ChildDied(f"it was still running after {seconds:.3g} s", hung=True, stderr=stderr) from None
         except EOFError:

@@ -21,7 +21,9 @@ STACK = " (most recent call first):"
 OURS = ("/harness/trial/trial.py", "/kernels/registry.py")
 """The ends of the paths of our files that call a kernel: frames from there on are not of the kernel."""
 IN_KERNEL = " in run_kernel"
-"""The end of the frame from which a kernel is called; all others than those before it are of Flashproof."""
+"""The end of the frame from which a kernel is called."""
+OF_JUDGE = ('/harness/law.py"', '/strategies/tensors.py"')
+"""The ends of the paths of files by which tensors are made and laws checked: a kernel may be called from there."""
 AT_FENCE = " in run_fenced"
 """The end of the frame in which a kernel runs on tensors that end where accessible memory ends."""
 
@@ -59,10 +61,10 @@ def is_outside(found: Finding) -> bool:
     return found.claim.startswith((PAST_THE_END, BEFORE_THE_BEGINNING))
 
 
-def was_in_kernel(printed: str) -> bool:
-    """Whether a process was in a kernel's call, by the stack that it printed; so it is taken if there is none."""
-    _, stack, after = printed.rpartition(STACK)
-    return not stack or IN_KERNEL in after
+def was_judging(printed: str) -> bool:
+    """Whether a process made tensors or checked what a kernel had returned, by the stack that it printed, if any."""
+    _, _, after = printed.rpartition(STACK)
+    return IN_KERNEL not in after and any(path in after for path in OF_JUDGE)
 
 
 def place(printed: str) -> str:

@@ -39,6 +39,8 @@ from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.refusals import is_mostly_refused, was_not_run
 from tests.harness.verdict import NUMBERS, Verdict
 
+APART = 4
+"""Items of different dtypes that do not share a design begin with levels that are so many apart."""
 AT_ONCE = 8
 """How many cases one Hypothesis run draws. Longer runs repeat some of their cases."""
 
@@ -118,7 +120,8 @@ class Subject:
                 spaces,
                 numbers="numbers" not in law.sets,
                 seed=f"{source} {law.name} {number}",
-                first=place_among_laws(law) * len(spaces),
+                first=place_among_laws(law) * len(spaces)
+                + APART * self.claims.dtypes.index(self.dtype) * bool(variants),
                 variants=[self._variants(source).row(variant) for variant in variants],
             )
         return self.designs[key]

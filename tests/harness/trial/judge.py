@@ -19,7 +19,7 @@ from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forwa
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
-from strategies.scales import MOST_LANDMARKS, landmarks
+from strategies.landmarks import MOST_LANDMARKS, landmarks
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import Check, OutOfBounds, Trial

@@ -34,7 +34,8 @@ FEW = {"max_scores": 2**14, "heads": ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3)
 @cache
 def drawn(law: str, dtype: str, round_: int, number: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
-    claims = replace(CLAIMS, ragged=("cache",), rotary=ROTARY, fp8_inputs=FP8_INPUTS)
+    ragged = ("cache",) if law == "ragged" else ()
+    claims = replace(CLAIMS, ragged=ragged, rotary=ROTARY, fp8_inputs=FP8_INPUTS)
     draws = {**FEW, **law_named(law).draws}
     return subject.drawn(cases(claims, dtype=dtype, **draws), round_, number)
 

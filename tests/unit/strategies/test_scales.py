@@ -7,7 +7,8 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import Space
-from strategies.scales import MOST_ELEMENTS, MOST_LARGE, SCALES, landmarks, scale_of, with_scale
+from strategies.landmarks import landmarks
+from strategies.scales import MOST_ELEMENTS, MOST_LARGE, SCALES, scale_of, with_scale
 from tests.harness.session.subject import drawn
 
 CLAIMS = {
