@@ -239,9 +239,8 @@ class ConditionSearch:
                 kept = self.with_ordinary_numbers(name, holds, fails)
                 also, holds = (*also, *(x for x in holds if x not in kept)), kept
             if name not in LENGTHS or any(holds):
-                known = (own, *also, *holds)
                 values = self.claims.launch.get(name, ()) if is_tuner(name) else ()
-                untried = tuple(x for x in values if x not in known)
+                untried = tuple(x for x in values if x not in (own, *also, *holds))
                 yield Condition(name, (own, *also), holds, untried=untried)
 
     def with_ordinary_numbers(
@@ -264,11 +263,9 @@ class ConditionSearch:
         Example: group 9 fails, and group 8 passes, where only the first 8 query heads of a key head are right. An error
         of the size of a rounding may be absent by chance.
         """
-        if is_small(self.failure.finding):
-            return ()
         case = with_normal_numbers(self.failure.case)
         below = getattr(case, name) - 1
-        if below < 2 or below not in holds or not fails(case):
+        if is_small(self.failure.finding) or below < 2 or below not in holds or not fails(case):
             return ()
         others = with_seeds(with_value(case, name, below), SEEDS)
         return () if any(map(fails, others)) else (below,)

@@ -116,12 +116,12 @@ class Subject:
         if key not in self.designs:
             dtypes = (self.dtype,) if variants else self.claims.dtypes
             spaces = [self._space(dtype, law.draws) for dtype in dtypes if dtype in law.dtypes]
+            apart = APART * self.claims.dtypes.index(self.dtype) if variants else 0
             self.designs[key] = Design(
                 spaces,
                 numbers="numbers" not in law.sets,
                 seed=f"{source} {law.name} {number}",
-                first=place_among_laws(law) * len(spaces)
-                + APART * self.claims.dtypes.index(self.dtype) * bool(variants),
+                first=place_among_laws(law) * len(spaces) + apart,
                 variants=[self._variants(source).row(variant) for variant in variants],
             )
         return self.designs[key]
