@@ -93,15 +93,15 @@ def _fits(scale: Scale, c: Capabilities, device_type: str) -> bool:
     """Whether a device has room for the smallest case of a size, with the fewest columns that are claimed."""
     least_rows, least_keys = (max(least, c.seqlen_multiple) for least in shortest_lengths(c))
     many = 2**scale.exponent + max(BEYOND) + c.seqlen_multiple
-    rows, keys = {
-        "keys": (least_rows, many),
-        "rows": (many, least_keys),
-        "both": (many, many),
-        "heads": (many * least_rows, many * least_keys),
-    }.get(scale.of, (1, 1))
-    scores = rows * keys if scale.of != "heads" else many * least_rows * least_keys
-    elements = max(rows, keys) * min(c.head_dims)
-    return scores <= MOST_LARGE[device_type] and elements <= MOST_ELEMENTS[device_type]
+    smallest = {
+        "keys": (1, least_rows, many),
+        "rows": (1, many, least_keys),
+        "both": (1, many, many),
+        "heads": (many, least_rows, least_keys),
+    }
+    heads, rows, keys = smallest.get(scale.of, (1, 1, 1))
+    elements = heads * max(rows, keys) * min(c.head_dims)
+    return heads * rows * keys <= MOST_LARGE[device_type] and elements <= MOST_ELEMENTS[device_type]
 
 
 def scale_of(case: Case) -> str | None:

@@ -37,8 +37,12 @@ HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 MOST_SECONDS = 20.0
 """A large case for which a kernel would take longer is not run."""
 SMALL = {"cpu": (128, 512), "cuda": (2048, 2048)}
-"""The largest (seqlen_q, seqlen_k), by device type, for which a kernel's seconds are measured; several sequences have
-as many scores together."""
+"""The largest (seqlen_q, seqlen_k), by device type, for which a kernel's seconds are measured."""
+SEVERAL = 16
+"""Several short sequences of such a case have at most so many times the work of one with these lengths.
+
+With fewer, what is measured would be the time to launch a kernel, whatever it is launched for.
+"""
 TILE = 64
 """A sequence that is shorter takes a kernel as long as one of so many rows."""
 MOST_HELD = 200
@@ -203,7 +207,7 @@ class Runs:
         """
         rows, keys = map(min, SMALL[self.device_type], (case.seqlen_q, case.seqlen_k))
         one = replace(case, batch=1, seqlen_q=rows, seqlen_k=keys)
-        most = math.prod(SMALL[self.device_type]) // _work(one)
+        most = SEVERAL * math.prod(SMALL[self.device_type]) // _work(one)
         small = replace(one, batch=max(1, min(case.batch, most)))
         verdicts = [self.in_time(law, small, MOST_SECONDS) for _ in range(2)]
         return min(x.seconds.get("kernel", 0.0) for x in verdicts) * _work(case) / _work(small)
