@@ -7,6 +7,7 @@ from typing import Any
 
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, TENSORS, Case, changed
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Space, claimed_scales, without_huge_strides
+from strategies.landmarks import BEYOND
 from strategies.scales import scale_of
 
 MOST_LEVELS = 12
@@ -21,8 +22,6 @@ MANY = 1024
 """A sequence of more rows or keys is long. Some kernels take others for such sequences, or parts of so many keys."""
 POWERS = (10, 11, 12)
 """Exponents: a long sequence is a little longer than two to the power of one of these."""
-BEYOND = (1, 2, 33)
-"""A long sequence is longer than its power of two by one of these numbers."""
 FEW_ROWS = 16
 """The most rows beside many keys, and the most keys beside many rows."""
 LARGE_BATCHES = (4, 5, 17)

@@ -90,9 +90,7 @@ class Design:
         turn = place if space.large else place // 2
         if place % 2 == 0 and not space.large:
             changed = self.with_levels(space, case, self._variant(turn)) if self.variants else case
-            return (
-                changed if space.claims.admits(changed) and is_affordable(changed, **space.limits) else case
-            )
+            return _if_drawn(space, changed, case)
         return self.given(case, self.row(turn * len(self.dtypes) + self.dtypes.index(case.dtype)))
 
     def _variant(self, turn: int) -> Row:
@@ -104,7 +102,7 @@ class Design:
         changed = self.with_levels(space, case, row)
         if not space.large:
             changed = space.fitted(self._cut(space, changed, row))
-        return changed if space.claims.admits(changed) and is_affordable(changed, **space.limits) else case
+        return _if_drawn(space, changed, case)
 
     def _cut(self, space: Space, case: Case, row: Row) -> Case:
         """Return a case with fewer heads or shorter sequences, as a case that is given levels has."""
@@ -122,6 +120,11 @@ class Design:
             if axis.name in row:
                 case = axis.give(case, row[axis.name])
         return space.fitted(case)
+
+
+def _if_drawn(space: Space, changed: Case, case: Case) -> Case:
+    """Return the changed case, if it is one of the space, or else the case as it was."""
+    return changed if space.claims.admits(changed) and is_affordable(changed, **space.limits) else case
 
 
 class Variants(Design):

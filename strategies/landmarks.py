@@ -2,6 +2,8 @@
 
 from random import Random
 
+BEYOND = (1, 2, 33)
+"""A size that is to be larger than a power of two is larger by one of these numbers."""
 MOST_LANDMARKS = 16
 """So many rows of a sequence, or heads, stand for all."""
 FIRST_POWER = 6

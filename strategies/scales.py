@@ -11,14 +11,13 @@ from random import Random
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, Case, changed
+from strategies.landmarks import BEYOND
 from strategies.lengths import shortest_lengths
 
 MOST_LARGE = {"cpu": 2**25, "cuda": 2**33}
 """The most scores of a large case by device type."""
 MOST_ELEMENTS = {"cpu": 2**25, "cuda": 2**32}
 """The most elements of one of its tensors."""
-BEYOND = (1, 2, 33)
-"""A size is larger than a power of two by one of these numbers."""
 FEW = 8
 """The most rows beside many keys, and the most keys beside many rows or heads."""
 SOME_HEADS = ((1, 1, 1), (2, 1, 8), (2, 2, 1), (4, 1, 2))

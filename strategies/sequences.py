@@ -9,6 +9,7 @@ from typing import Any
 
 from kernels.contract import WITH_PACKED_QUERIES, WITH_PAGES, Capabilities
 from strategies.case import DEFAULT_BLOCK, SIMPLEST, Case, changed
+from strategies.landmarks import BEYOND
 from strategies.pages import page_size_of
 
 FIELDS = ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool")
@@ -36,7 +37,6 @@ DECODING = 3
 """One of so many cases with a cache has one query of each sequence."""
 LONG = 12
 """One of so many cases with a cache has a long one."""
-BEYOND = (1, 2, 33)
 LONG_CACHE = 2**13
 """A long cache has room for a few keys more than this: kernels for decoding in parts begin at such lengths."""
 GROUP_OF_DECODE = 8

@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from kernels.contract.tuners import AT_WORK, configuration_text, setting_of, texts
 
@@ -79,9 +79,9 @@ class Chosen:
 class _Process:
     """State that all threads of this process share, because PyTorch computes gradients in a thread of its own."""
 
-    chosen = Chosen()
-    misfits: dict[Any, str] = {}  # noqa: RUF012
-    names: dict[int, tuple[list[Any], tuple[str, ...]]] = {}  # noqa: RUF012
+    chosen: ClassVar[Chosen] = Chosen()
+    misfits: ClassVar[dict[Any, str]] = {}
+    names: ClassVar[dict[int, tuple[list[Any], tuple[str, ...]]]] = {}
 
 
 @contextmanager
