@@ -1,8 +1,8 @@
-"""Sizes that models have and that no other case comes near: many keys, many rows, many heads, large tensors.
+"""Sizes that models have and that no other case comes near: many keys, rows or heads, large tensors, an empty batch.
 
 Kernels are wrong from a size on where a position has too few bits (2^16 keys, offsets of 2^31 elements), where another
 kernel is taken for long rows, where a table or the axis of a grid ends (65,535 programs), or where tiles are counted in
-another way than they are launched.
+another way than they are launched. A batch is empty where experts or segments of a model get no rows in a step.
 """
 
 import math
@@ -31,10 +31,11 @@ MANY_HEADS_OF_ONE = ((32, 1), (8, 4))
 
 @dataclass(frozen=True)
 class Scale:
-    """A size that is larger than a power of two.
+    """A size that is larger than a power of two, or that is 0.
 
     Attributes:
-        of: what is large: "keys", "rows", "both", "heads" of all batch elements together, or elements of "q" or "k".
+        of: what is large: "keys", "rows", "both", "heads" of all batch elements together, or elements of "q" or "k";
+            "none" stands for an empty batch.
         exponent: that of the power of two.
         device_type: the one that it is for; "" for any.
     """
@@ -45,6 +46,8 @@ class Scale:
 
     def is_reached(self, case: Case) -> bool:
         """Whether a case is as large."""
+        if self.of == "none":
+            return case.batch == 0
         return _size(case, self.of) > 2**self.exponent
 
     def is_claimed(self, c: Capabilities) -> bool:
@@ -56,12 +59,15 @@ class Scale:
                 return c.unequal_lengths and c.seqlens == "any" and c.max_seqlen_q is None
             case "both":
                 return c.max_seqlen_q is None
+            case "none":
+                return c.empty_batch
             case _:
                 return True
 
 
 SCALES: dict[str, Scale] = {
     "keys above 2^16": Scale("keys", 16),
+    "an empty batch": Scale("none", 0),
     "rows and keys above 2^11": Scale("both", 11),
     "rows above 2^16": Scale("rows", 16),
     "keys above 2^17": Scale("keys", 17),
@@ -73,7 +79,7 @@ SCALES: dict[str, Scale] = {
     "elements of q above 2^31": Scale("q", 31, "cuda"),
     "elements of k above 2^31": Scale("k", 31, "cuda"),
 }
-"""The sizes by name, those that take less time first."""
+"""The sizes by name. Any other field goes with the first; of the others, those that take less time come first."""
 
 
 def scales_claimed(c: Capabilities, device_type: str, max_seqlen: int | None) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ def scales_claimed(c: Capabilities, device_type: str, max_seqlen: int | None) ->
         for name, scale in SCALES.items()
         if scale.device_type in ("", device_type)
         and scale.is_claimed(c)
-        and (max_seqlen is None or scale.of == "heads")
+        and (max_seqlen is None or scale.of in ("heads", "none"))
         and _fits(scale, c, device_type)
     )
 
@@ -135,6 +141,8 @@ def with_scale(c: Capabilities, device_type: str, case: Case, name: str) -> Case
             of_one = chance.choice([x for x in HEADS_OF_ONE if c.grouped_heads or x[1] == 1])
             heads = (-(-many // (of_one[0] * of_one[1])), *of_one)
             keys += 1
+        case "none":
+            heads = (0, *heads[1:])
         case tensor:
             of_one = chance.choice([x for x in MANY_HEADS_OF_ONE if c.grouped_heads or x[1] == 1])
             heads_of_tensor = math.prod(of_one) if tensor == "q" else of_one[0]
@@ -152,9 +160,8 @@ def with_scale(c: Capabilities, device_type: str, case: Case, name: str) -> Case
         seqlen_q=-(-rows // step) * step,
         seqlen_k=-(-keys // step) * step,
     )
-    most = MOST_ELEMENTS[device_type] // max(
-        _size(case, "q") // case.head_dim, _size(case, "k") // case.head_dim
-    )
+    rows = max(_size(case, "q"), _size(case, "k")) // case.head_dim
+    most = MOST_ELEMENTS[device_type] // max(1, rows)
     if case.head_dim <= most:
         return case
     return changed(

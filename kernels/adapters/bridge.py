@@ -14,8 +14,8 @@ from kernels.contract import AttentionKernel, Launch
 from kernels.contract.parsing import PLAIN_FUNCTION, plain_function_designs
 from reference.family import Family
 
-CLAIMS = replace(PLAIN_FUNCTION, min_seqlen=1, lse=False)
-"""Claims of a kernel of whose documentation nothing is quoted: that no length is 0, and that any design may be its own.
+CLAIMS = replace(PLAIN_FUNCTION, min_seqlen=1, empty_batch=False, lse=False)
+"""Claims of a kernel whose documentation is not quoted: no tensor is empty, and any design may be its own.
 
 An adapter replaces what its package promises otherwise.
 """

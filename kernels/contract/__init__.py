@@ -11,7 +11,8 @@ kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +
 """
 
 from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
-from kernels.contract.capabilities import CLAIMS, Capabilities, can_be_ragged, takes_scale
+from kernels.contract.capabilities import CLAIMS, Capabilities
+from kernels.contract.consistency import can_be_ragged, takes_scale
 from kernels.contract.kernel import ANY_LAW, AttentionKernel, KnownFailure
 from kernels.contract.names import (
     BIASES,

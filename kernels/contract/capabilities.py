@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
-from kernels.contract.consistency import check_consistent
+from kernels.contract.consistency import can_be_ragged, check_consistent, takes_scale
 from kernels.contract.declaration import Claim, claim, claims_of
 from kernels.contract.names import (
     BIASES,
@@ -18,8 +18,6 @@ from kernels.contract.names import (
     RAGGED_KEYWORDS,
     ROTARY,
     WITH_GRADIENTS,
-    WITH_KEY_PADDING,
-    default_scale,
 )
 from kernels.contract.spelling import (
     BOOLEAN,
@@ -38,23 +36,6 @@ from reference.family import Family, with_8_bit_inputs
 def _keywords_of_ragged(claimed: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keywords of several kinds of sequences of different lengths, each once."""
     return tuple(dict.fromkeys(name for kind in claimed for name in RAGGED_KEYWORDS[kind]))
-
-
-def takes_scale(claimed: Any, sm_scale: float, head_dim: int) -> bool:
-    """Whether a kernel with this value of the claim ``sm_scale`` takes an ``sm_scale`` at a head_dim."""
-    if claimed == "default":
-        return sm_scale == default_scale(head_dim)
-    return sm_scale in claimed if isinstance(claimed, tuple) else claimed == "any" or sm_scale > 0
-
-
-def can_be_ragged(case: Any) -> bool:
-    """Whether a case says a kind of the claim ``ragged`` in which the plain call that it describes can be made."""
-    return (
-        case.ragged != "none"
-        and (case.ragged != "document" or case.seqlen_q == case.seqlen_k)
-        and (case.ragged != "append" or case.seqlen_k > 0)
-        and (case.key_padding == "none" or case.ragged in WITH_KEY_PADDING)
-    )
 
 
 def _sizes(name: str, meaning: str) -> Any:
@@ -183,6 +164,14 @@ class Capabilities:
         integer(1),
         fields=("seqlen_q", "seqlen_k"),
         admits=lambda claimed, case: case.seqlen_q % claimed == case.seqlen_k % claimed == 0,
+    )
+    empty_batch: bool = claim(
+        True,
+        "The batch may be 0. Such a call is answered with empty tensors and not refused.",
+        BOOLEAN,
+        fields=("batch",),
+        admits=lambda claimed, case: claimed or case.batch > 0,
+        less=False,
     )
     sm_scale: Literal["any", "positive", "default"] | tuple[float, ...] = claim(
         "any",

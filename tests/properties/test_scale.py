@@ -31,8 +31,9 @@ MOST_WHOLE = 2**27
 def scale(trial: Trial) -> None:
     """Judge some rows of one call with gradients, and all rows of one where v = 1."""
     p = trial.problem
-    if 0 in p.q.shape or 0 in p.k.shape:
-        return  # there is no row or no key
+    if 0 in p.q.shape or 0 in p.k.shape:  # there is no row or no key to judge
+        trial.gradients()
+        return
     rows = landmarks(p.q.shape[2], judged_rows(p), trial.chance("landmarks"))
     if (given := asked(trial, with_aims(trial, p, rows))) is None:
         return

@@ -251,6 +251,8 @@ KERNEL = AttentionKernel(
         v_head_dim=(0, 64, 128),
         # Not documented: max() over no key raises before any kernel runs.
         min_seqlen=1,
+        # Not documented: without a batch element, lse is None.
+        empty_batch=False,
         key_padding=True,
         softcap=(0.0, 1.5, 20.0, 50.0),
         alibi_slopes=True,

@@ -175,7 +175,11 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield each field with the values to try for it. The case's own value may be among them."""
     for name in SIZES:
         value = getattr(case, name)
-        allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
+        allowed = (
+            c.head_dims
+            if name == "head_dim"
+            else range(0 if name in LENGTHS else min(1, value), 2 * value + 2)
+        )
         block = case.blocks.get(TILES_OF.get(name, ""), 0)
         yield name, [*_near(value, allowed), *_whole_tiles(value, block)]
     if case.seqlen_q != case.seqlen_k:
@@ -314,7 +318,7 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
         return _of_a_length(field, case.blocks.get(TILES_OF[field.name], 0))
     if field.name == "head_dim":
         return _of_head_dim(field)
-    if field.name in (*DIFFERENT.values(), *EMPTY.values()):
+    if field.name in (*DIFFERENT.values(), *EMPTY.values()) or (field.name == "batch" and not case.batch):
         return []
     if field.name == UNEQUAL:
         # Not named if a length is 0 (then one equal length is tried, not two), if some equal lengths fail too, or if

@@ -212,7 +212,11 @@ def generalise_to_slices(
     """
     of_slices = [need for need in needs if need.name in feature(SLICES).made_of or need.name == HEADS]
     alike = [x for x in (with_slices_as(name, case) for name in ("batch", "heads_kv")) if x != case]
-    if not of_slices or not all(_fails_with_some_seed(x, fails, capabilities) for x in alike):
+    if (
+        not of_slices
+        or not case.batch
+        or not all(_fails_with_some_seed(x, fails, capabilities) for x in alike)
+    ):
         return list(needs)
     if _fails_with_some_seed(with_value(case, SLICES, ONE), fails, capabilities):
         return list(needs)

@@ -89,6 +89,8 @@ def _need(need: Condition) -> str:
         return f"no {LENGTH_OF[need.name]}"
     if need.name in LENGTHS:
         return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
+    if need.name == "batch" and need.fails == (0,):
+        return "an empty batch"
     if feature(need.name).rows:
         return f"lengths that fill no {need.name}"
     if feature(need.name).is_pair:

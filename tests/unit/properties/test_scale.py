@@ -23,7 +23,8 @@ OF_ROWS = Case(seqlen_q=2**16 + 1, seqlen_k=5, dtype="bfloat16", seed=2)
 OF_HEADS = Case(batch=2**12 + 1, heads_kv=8, group=2, seqlen_q=1, seqlen_k=3, dtype="float16", seed=4)
 OF_BOTH = Case(seqlen_q=2049, seqlen_k=2113, causal=True, seed=6)
 OF_MORE = Case(seqlen_q=4097, seqlen_k=4097, dtype="float16", seed=7)
-CASES = (SMALL, OF_KEYS, OF_MORE_KEYS, OF_ROWS, OF_HEADS, OF_BOTH, OF_MORE)
+OF_NONE = Case(batch=0, heads_kv=2, seqlen_q=5, seqlen_k=7, causal=True, seed=8)
+CASES = (SMALL, OF_NONE, OF_KEYS, OF_MORE_KEYS, OF_ROWS, OF_HEADS, OF_BOTH, OF_MORE)
 SHOWS = {
     "keys_of_16_bits": OF_KEYS,
     "keys_of_17_bits": OF_MORE_KEYS,
@@ -33,6 +34,7 @@ SHOWS = {
     "sum_of_float16": OF_KEYS,
     "delta_of_1024_keys": OF_BOTH,
     "sums_of_4096_rows": OF_MORE,
+    "heads_of_minus_one": OF_NONE,
 }
 MOST = 60
 """Cases of a dtype within which a bug has to be found; a default run has more for a kernel of ordinary speed."""

@@ -14,6 +14,7 @@ from tests.harness.session.subject import drawn
 CLAIMS = {
     "the default ones": Capabilities(),
     "one query": Capabilities(max_seqlen_q=1),
+    "no empty batch": Capabilities(empty_batch=False),
     "equal lengths": Capabilities(unequal_lengths=False),
     "no more queries than keys": Capabilities(seqlens="q_at_most_k", grouped_heads=False),
     "whole tiles, and large head dims": Capabilities(seqlen_multiple=64, head_dims=(128, 256)),
@@ -37,9 +38,9 @@ def test_cases_are_claimed_have_each_size_and_fit_the_device(claims: Capabilitie
 
 def test_sizes_that_are_not_claimed_are_not_drawn() -> None:
     one_query = Space(capabilities=CLAIMS["one query"], dtype="float16", device_type="cuda", large=True)
-    assert {SCALES[name].of for name in one_query.scales} == {"keys", "heads", "k"}
+    assert {SCALES[name].of for name in one_query.scales} == {"keys", "heads", "k", "none"}
     short = Space(capabilities=Capabilities(), dtype="float16", large=True, max_seqlen=300)
-    assert {SCALES[name].of for name in short.scales} == {"heads"}
+    assert {SCALES[name].of for name in short.scales} == {"heads", "none"}
 
 
 @pytest.mark.parametrize("name", SCALES)

@@ -133,6 +133,12 @@ def sums_of_4096_rows(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale
     return _Gradients.apply(q, k, v, causal, sm_scale, change)
 
 
+def heads_of_minus_one(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """Have PyTorch work out the number of heads, which it can't where a tensor has no element."""
+    heads = q.reshape(q.shape[0], -1, *q.shape[2:])
+    return sound(heads, k, v, causal=causal, sm_scale=sm_scale)
+
+
 def right_gradients(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
     return _Gradients.apply(q, k, v, causal, sm_scale, lambda products, kept: (products, kept))
 
@@ -147,6 +153,7 @@ WRONG = (
     sum_of_float16,
     delta_of_1024_keys,
     sums_of_4096_rows,
+    heads_of_minus_one,
 )
 
 
