@@ -139,16 +139,15 @@ def place(
 def lies_as(x: Tensor, layout: str) -> bool:
     """Whether a tensor (batch, heads, seqlen, head_dim) has the strides that a layout gives to its shape.
 
-    Strides along sizes of 1 do not count, since none is used. ``huge`` has elements that no 32-bit offset reaches, and
-    ``offset`` begins one element behind an aligned place.
+    Those along sizes of 1 count too: PyTorch uses none of them, but a kernel may compute others from them. ``huge``
+    has elements that no 32-bit offset reaches, and ``offset`` begins one element behind an aligned place.
     """
     if x.numel() == 0:
         return True
     if layout == "huge":
         return x.storage_offset() + span(x) > FAR
     starts_late = x.storage_offset() % ALIGNMENT == 1
-    both = zip(x.stride(), _STRIDES[layout](*x.shape), x.shape, strict=True)
-    return starts_late == (layout == "offset") and all(step == usual or n == 1 for step, usual, n in both)
+    return starts_late == (layout == "offset") and x.stride() == _STRIDES[layout](*x.shape)
 
 
 def can_hold(x: Tensor, layout: str) -> bool:

@@ -15,6 +15,7 @@ from tests.harness.interpreter.programs import BACKWARD, FORWARD
 from tests.harness.law import law
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.relate import (
+    ALONE,
     Allowed,
     Derived,
     agree,
@@ -91,7 +92,7 @@ def alone(trial: Trial, p: Problem, first: Outputs, allowed: Allowed) -> None:
         first.call, {name: x[-1:] for name, x in outputs.items()}, {name: f"{name}[-1:]" for name in outputs}
     )
     bound = twice(lambda: {name: allowed()[name][-1:] for name in outputs})
-    agree(trial, "a batch element alone has the same {}", got, expected, bound, exactly=True)
+    agree(trial, ALONE, got, expected, bound, exactly=True)
 
 
 def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: Allowed) -> None:

@@ -47,6 +47,7 @@ from tests.harness.trial.judge import judge, judge_plain_call
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.ragged_form import APPENDED, end_to_end, only_sequence, placed, wrong_in
 from tests.harness.trial.relate import (
+    ALONE,
     Derived,
     agree,
     allowances,
@@ -208,7 +209,7 @@ def compare_bits(called: Called, outputs: Outputs, b: int) -> None:
     allowed = allowances(trial, called.alone[b], gradients=got.dq is not None)
     only = tuple(name for name in here if bits_repeat(trial, name))
     expected = Derived(outputs.call, here, expressions)
-    agree(other, "a sequence alone has the same {}", got, expected, allowed, only=only, exactly=True)
+    agree(other, ALONE, got, expected, allowed, only=only, exactly=True)
 
 
 def filled_in_part(trial: Trial, case: Case, p: Problem) -> Called | None:

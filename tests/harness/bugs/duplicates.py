@@ -257,12 +257,13 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
 def _are_bits_of_one_claim(one: Bug, other: Bug) -> bool:
     """Whether two bugs break one claim that two calls have the same bits, each by rounding errors alone.
 
-    Numbers decide in which cases the last bits differ, so that any field may seem to matter.
+    Several laws make the claim that a sequence alone has the same answer: of a batch, and of a ragged call. Numbers
+    decide in which cases the last bits differ, so that any field may seem to matter.
     """
     findings = one.failure.finding, other.failure.finding
     claims = {x.claim.removesuffix(x.tensor) for x in findings}
     are_bits = all(is_small(x) and x.allowed == 0 and x.other is not None for x in findings)
-    return one.failure.law == other.failure.law and are_bits and len(claims) == 1
+    return are_bits and len(claims) == 1
 
 
 def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:

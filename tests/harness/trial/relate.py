@@ -21,6 +21,10 @@ Allowed = Callable[[], Mapping[str, Tensor]]
 """
 
 
+ALONE = "a sequence alone has the same {}"
+"""The claim of laws that compare a sequence among others with a call for it alone, in a batch or in a ragged call."""
+
+
 def allowances(trial: Trial, p: Problem, *, gradients: bool) -> Allowed:
     """Return rule-1 bounds of all outputs of a call, shaped like these; they do not depend on the kernel's own lse."""
     (allowed,) = allowances_of_each(trial, [p], gradients=gradients)

@@ -319,6 +319,26 @@ def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
     )
 
 
+def test_last_bits_that_differ_by_one_claim_are_one_bug_whatever_law_and_numbers_show_them() -> None:
+    """The kernel splits keys by what else is in the batch, as a law of batches shows, and a law of ragged calls."""
+
+    def of_bits(claim: str, law: str, tensor: str, *needs: Condition, relative: float = 1e-7) -> Bug:
+        known = bug(CASE, (tensor,), *needs, law=law, relative=relative, allowed=0.0, other=1)
+        finding = replace(known.failure.finding, claim=f"{claim} {tensor}")
+        failure = replace(known.failure, finding=finding)
+        return replace(known, failure=failure, severity=Severity(5, 20))
+
+    alone = "a sequence alone has the same"
+    batch = of_bits(alone, "determinism", "lse", GROUP)
+    run = runner(lambda case: {"lse", "out"})
+    for one, expected in (
+        (of_bits(alone, "ragged", "out", CAUSAL), True),
+        (of_bits("the same call gives the same", "determinism", "out", CAUSAL), False),
+        (of_bits(alone, "ragged", "out", CAUSAL, relative=0.5), False),
+    ):
+        assert is_same(batch, one, run, CLAIMS) == expected
+
+
 def test_bugs_that_need_the_same_field_and_make_other_tensors_wrong_are_two() -> None:
     """All four show for grouped heads alone; the last shows for two members of a group, and the others for three."""
     makes = {"heads": {"out", "lse", "dq", "dk", "dv"}, "lse": {"lse"}, "dk": {"dk"}, "dv": {"dv"}}
