@@ -167,7 +167,8 @@ class Capabilities:
     )
     empty_batch: bool = claim(
         True,
-        "The batch may be 0. Such a call is answered with empty tensors and not refused.",
+        """The batch may be 0: such a call is answered with empty tensors. A plain function may refuse it by any
+        exception, as long as that is raised before it has answered, and not in its backward.""",
         BOOLEAN,
         fields=("batch",),
         admits=lambda claimed, case: claimed or case.batch > 0,

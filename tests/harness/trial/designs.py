@@ -22,7 +22,7 @@ from reference.heads import fold, unfold
 from reference.masks import LOWEST, hide, visible
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
 from tests.harness.symptoms import FEWEST_KEYS
-from tests.harness.trial.judge import MOST_JUDGED, judge, pieces
+from tests.harness.trial.judge import is_large, judge, pieces
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
@@ -320,8 +320,7 @@ def likeliest(
     claims, as a claim without a rival can't be compared.
     """
     rivals = {claim: RIVALS[claim] for claim in claims if claim in RIVALS}
-    is_small = p.scores <= MOST_JUDGED[p.q.device.type]
-    known = p.key_padding_mask is None and not p.dropout_p and p.k.shape[2] > 0 and is_small
+    known = p.key_padding_mask is None and not p.dropout_p and p.k.shape[2] > 0 and not is_large(p)
     if not rivals or not known:
         return [*claims]
     piece = next(pieces(p, given))

@@ -26,6 +26,8 @@ from tests.harness.trial.trial import Check, OutOfBounds, Trial
 
 MOST_JUDGED = {"cpu": 2**20, "cuda": 2**24}
 """The most scores that are judged of a call, by device type; of a larger one they are those of some rows and heads."""
+COLUMNS = 4
+"""A call is large too if q or k has so many times as many elements: bounds of out, dq, dk and dv take as long then."""
 MOST_KEYS = 256
 """Of a large call, dk and dv of so many keys are judged, about."""
 FEW_HEADS = 4
@@ -126,12 +128,12 @@ def judge(
 ) -> None:
     """Judge everything that a call returned by both rules: one design has to explain all of it.
 
-    Of a large problem, out, lse and dq of some rows are judged: see ``judge_rows``. Gradients are judged at the
-    kernel's own out and lse where they follow from them. ``expressions`` say, by tensor, how an output was cut from
+    Of a large problem, out, lse and dq of some rows and heads are judged: see ``judge_rows``. Gradients are judged at
+    the kernel's own out and lse where they follow from them. ``expressions`` say, by tensor, how an output was cut from
     the tensors of a call. ``moved`` has functions for tensors (batch, heads, rows, columns) whose elements the kernel
     gives in other columns, such as gradients of rows that are rotated later.
     """
-    if p.scores > MOST_JUDGED[p.q.device.type] and not goes_by_number(trial, p):
+    if is_large(p) and not goes_by_number(trial, p):
         rows = landmarks(p.q.shape[2], judged_rows(p), trial.chance("landmarks"))
         judge_rows(trial, p, replace(o, dk=None, dv=None), rows)
         return
@@ -150,6 +152,11 @@ def judge_rows(trial: Trial, p: Problem, o: Outputs, rows: list[int]) -> None:
     ):
         part = replace(piece, rows=tuple(rows))
         _Judge(trial, part, exact_of(trial, part.problem), WHOLE, AS_THEY_ARE).judge()
+
+
+def is_large(p: Problem) -> bool:
+    """Whether a problem is too large for all of it to be judged."""
+    return max(p.scores, p.q.numel() // COLUMNS, p.k.numel() // COLUMNS) > MOST_JUDGED[p.q.device.type]
 
 
 def judged_rows(p: Problem) -> int:
@@ -269,12 +276,14 @@ class _Judge:
     def keys(self) -> Tensor | None:
         """The keys whose dk and dv are judged where rows are some of a longer sequence; None for all.
 
-        They are those where dk or dv is furthest from P^T dout and dS^T q in float64, as errors and by their size, and
-        landmarks.
+        There are none where dk and dv are not judged. Else they are those where dk or dv is furthest from P^T dout and
+        dS^T q in float64, as errors and by their size, and landmarks.
         """
         p, o, e = self.piece.problem, self.piece.outputs, self.exact
-        if not self.piece.rows or o.dk is None or o.dv is None or p.k.shape[2] <= MOST_KEYS:
+        if not self.piece.rows or p.k.shape[2] <= MOST_KEYS:
             return None
+        if o.dk is None or o.dv is None:
+            return torch.empty(0, dtype=torch.int64, device=p.k.device)
         dout = fold(p.dout, p.heads_kv).double()
         grad_p = dout @ e.v.mT
         grad_s = e.weights * (grad_p - (e.weights * grad_p).sum(-1, keepdim=True))

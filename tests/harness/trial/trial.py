@@ -474,11 +474,30 @@ def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *
     if names and kernel.backward is None:
         return _through_autograd(kernel, p, options, names)
     with torch.no_grad():
-        out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
+        out, lse = _forward(kernel, p.q, p.k, p.v, options)
         if kernel.backward is None or not names:
             return Outputs(out, lse)
         returned = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
         return Outputs(out, lse, **gradients_of(returned, names))
+
+
+def _forward(
+    kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Return out and lse of a kernel's forward.
+
+    A kernel that may refuse calls by an exception refuses an empty batch by any: nobody takes that for an answer. An
+    exception of its backward is no refusal, as the forward has answered.
+    """
+    try:
+        returned = kernel.forward(q, k, v, **options)
+    except NotImplementedError:
+        raise
+    except Exception as e:
+        if len(q) or not kernel.capabilities.may_refuse:
+            raise
+        raise NotImplementedError(f"an empty batch: {type(e).__name__}: {e}") from e
+    return out_and_lse(returned)
 
 
 def _through_autograd(
@@ -488,7 +507,7 @@ def _through_autograd(
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     q, k, v = (leaves[name] for name in ("q", "k", "v"))
     of_bias = {name: x for name, x in leaves.items() if name == "bias"}
-    out, lse = out_and_lse(kernel.forward(q, k, v, **{**options, **of_bias}))
+    out, lse = _forward(kernel, q, k, v, {**options, **of_bias})
     lse = None if lse is None else lse.detach()
     if not out.requires_grad or out.shape != (*p.q.shape[:3], p.v.shape[3]):
         return Outputs(out, lse)

@@ -13,7 +13,8 @@ from strategies.design import Design
 from strategies.scales import scale_of
 from tests.harness.law import law_named
 from tests.harness.session.subject import AT_ONCE, drawn
-from tests.harness.trial.trial import LawBroken, Trial
+from tests.harness.trial.judge import is_large
+from tests.harness.trial.trial import LawBroken, Refused, Trial
 from tests.unit.support import large
 
 SMALL = Case(seqlen_q=33, seqlen_k=70, group=2, causal=True, seed=3)
@@ -34,7 +35,7 @@ SHOWS = {
     "sum_of_float16": OF_KEYS,
     "delta_of_1024_keys": OF_BOTH,
     "sums_of_4096_rows": OF_MORE,
-    "heads_of_minus_one": OF_NONE,
+    "largest_product": OF_NONE,
 }
 MOST = 60
 """Cases of a dtype within which a bug has to be found; a default run has more for a kernel of ordinary speed."""
@@ -46,6 +47,8 @@ def failure(function: Function, case: Case) -> str:
     """Return the tensor that the law finds wrong; "" if it holds."""
     try:
         law_named("scale")(Trial(large.kernel(function), case, "cpu", SAFETY))
+    except Refused:
+        assert case.batch == 0
     except LawBroken as broken:
         return broken.finding.tensor or broken.finding.claim
     return ""
@@ -61,6 +64,19 @@ def test_a_sound_function_keeps_the_law_at_every_size(function: Function, case: 
 def test_a_size_shows_what_is_wrong_beyond_it_and_a_small_case_does_not(function: Function) -> None:
     assert failure(function, SHOWS[function.__name__])
     assert not failure(function, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (Case(batch=2**13, heads_kv=8, seqlen_q=6, seqlen_k=2), True),  # few scores, but many columns of out
+        (Case(batch=2, heads_kv=2, seqlen_k=2**16 + 33, head_dim=64), True),
+        (Case(heads_kv=4, seqlen_q=513, seqlen_k=513), True),
+        (Case(batch=3, heads_kv=4, group=8, seqlen_q=65, seqlen_k=129, head_dim=128), False),
+    ],
+)
+def test_a_call_is_judged_in_part_if_its_scores_or_its_columns_are_many(case: Case, expected: bool) -> None:
+    assert is_large(Trial(large.kernel(large.sound), case, "cpu", SAFETY).problem) == expected
 
 
 def cases_of(seed: int) -> Iterator[Case]:

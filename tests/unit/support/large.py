@@ -133,17 +133,32 @@ def sums_of_4096_rows(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale
     return _Gradients.apply(q, k, v, causal, sm_scale, change)
 
 
-def heads_of_minus_one(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
-    """Have PyTorch work out the number of heads, which it can't where a tensor has no element."""
-    heads = q.reshape(q.shape[0], -1, *q.shape[2:])
-    return sound(heads, k, v, causal=causal, sm_scale=sm_scale)
+def largest_product(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """The backward looks for an overflow in the largest product, which an empty batch does not have."""
+
+    def change(products: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        if bool(products.amax().isposinf()):
+            raise OverflowError("a product of dout and v is infinite")
+        return products, kept
+
+    return _Gradients.apply(q, k, v, causal, sm_scale, change)
+
+
+def batch_of_none_refused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """Give the answers of all sequences together, and refuse to put none together, before anything is computed."""
+    return torch.stack(
+        [
+            sound(*(x[None] for x in each), causal=causal, sm_scale=sm_scale)[0]
+            for each in zip(q, k, v, strict=True)
+        ]
+    )
 
 
 def right_gradients(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
     return _Gradients.apply(q, k, v, causal, sm_scale, lambda products, kept: (products, kept))
 
 
-SOUND = (sound, right_gradients)
+SOUND = (sound, right_gradients, batch_of_none_refused)
 WRONG = (
     keys_of_16_bits,
     keys_of_17_bits,
@@ -153,7 +168,7 @@ WRONG = (
     sum_of_float16,
     delta_of_1024_keys,
     sums_of_4096_rows,
-    heads_of_minus_one,
+    largest_product,
 )
 
 

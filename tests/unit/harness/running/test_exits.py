@@ -17,8 +17,12 @@ OF_JUDGE = """Thread 0x1 (most recent call first):
   File "tests/harness/trial/judge.py", line 160 in judge
   File "tests/harness/law.py", line 80 in __call__
 """
+OF_JUDGE_CUT_OFF = """Thread 0x1 (most recent call first):
+  File "tests/harness/trial/compare.py", line 72 in _maxima
+"""
 
 
 def test_a_process_judges_unless_a_kernel_runs_or_is_imported() -> None:
     assert was_judging(OF_JUDGE)
+    assert was_judging(OF_JUDGE_CUT_OFF)
     assert not any(map(was_judging, (OF_KERNEL, OF_IMPORT, "it printed no stack")))
