@@ -181,7 +181,8 @@ def generalise_to_heads(
 
     Example: heads_kv=2 with group=3 fails, and so do heads_kv=6 with group=1, and heads_kv=1 with group=6. The few
     numbers of the smallest case may lie in a head that shows nothing then; normal numbers in a few more rows count too,
-    if the bug has other conditions and changing each of them fixes that case.
+    if the bug has other conditions and changing each of them fixes that case. One head can be had in one way alone, so
+    that it says nothing of which number matters.
     """
     of_heads = [need for need in needs if need.name in ("heads_kv", "group")]
     others = [need for need in needs if need not in of_heads]
@@ -195,7 +196,7 @@ def generalise_to_heads(
         return not any(all(map(fails, counterfactuals(need, normal, capabilities))) for need in others)
 
     alike = [replace(case, heads_kv=case.heads_q, group=1), replace(case, heads_kv=1, group=case.heads_q)]
-    if not of_heads or not all(map(is_alike, alike)):
+    if not of_heads or case.heads_q == 1 or not all(map(is_alike, alike)):
         return list(needs)
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
     number = Condition(HEADS, (case.heads_q,), tuple(sorted(holds)))

@@ -249,6 +249,13 @@ def test_heads_that_are_grouped_are_needs_of_their_own() -> None:
     assert generalise_to_heads(needs[1:], CASE, lambda case: case.group > 1, CLAIMS) == needs[1:]
 
 
+def test_a_single_head_does_not_show_that_its_number_matters() -> None:
+    """A path for heads that are not grouped is taken for any number of them."""
+    needs = [Condition("group", (1,), (2,))]
+    single = replace(CASE, heads_kv=1, group=1)
+    assert generalise_to_heads(needs, single, lambda case: case.group == 1, CLAIMS) == needs
+
+
 def test_ordinary_numbers_show_that_heads_are_alike_where_the_numbers_of_a_case_do_not() -> None:
     needs = [Condition("group", (2,), (1,)), LONG]
     case = replace(CASE, heads_kv=1, k_values="zeros")
