@@ -7,7 +7,7 @@ from typing import Any
 
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, TENSORS, Case, changed
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Space, claimed_scales, without_huge_strides
-from strategies.landmarks import BEYOND
+from strategies.landmarks import BEYOND, MANY
 from strategies.scales import scale_of
 
 MOST_LEVELS = 12
@@ -18,8 +18,6 @@ WHOLE_TILE = 128
 """A length that is a multiple of this is whole tiles in all kernels that are known."""
 MOST_TILES = 2
 """So many such tiles have the equal lengths that are given to a case, at most."""
-MANY = 1024
-"""A sequence of more rows or keys is long. Some kernels take others for such sequences, or parts of so many keys."""
 POWERS = (10, 11, 12)
 """Exponents: a long sequence is a little longer than two to the power of one of these."""
 FEW_ROWS = 16

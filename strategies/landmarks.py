@@ -4,6 +4,8 @@ from random import Random
 
 BEYOND = (1, 2, 33)
 """A size that is to be larger than a power of two is larger by one of these numbers."""
+MANY = 1024
+"""A sequence of more rows or keys is long. Some kernels take others for such sequences, or parts of so many keys."""
 MOST_LANDMARKS = 16
 """So many rows of a sequence, or heads, stand for all."""
 FIRST_POWER = 6

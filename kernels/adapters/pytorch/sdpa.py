@@ -240,6 +240,8 @@ CUDNN = AttentionKernel(
         v_head_dim=(0, *_UP_TO_128),
         # "cudnn SDPA does not support key/value sequence length 1."
         min_seqlen=2,
+        # Not documented: without a batch element, None is returned.
+        empty_batch=False,
         # A bool mask is no claim: what it hides is given -65504, so that a row without keys sees all of them
         # (https://github.com/pytorch/pytorch/issues/177842).
         bias=BIASES,

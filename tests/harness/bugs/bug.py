@@ -22,6 +22,7 @@ from strategies.features import (
     made_of,
     value_of,
 )
+from strategies.landmarks import MANY
 from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.law import law_named
 from tests.harness.run import run_of
@@ -131,6 +132,16 @@ class Condition:
         """
         below = [x for x in self.holds if 0 < x < self.fails[0]] if self.name in LENGTHS else []
         return (max(below), self.fails[0]) if below else None
+
+    @property
+    def begins_beyond(self) -> int:
+        """The power of two beyond which lengths fail, if lengths up to it are long; else 0.
+
+        Example: 1,024 where 1,098 keys hold and 1,099 fail, as an error that begins at 1,025 keys may be too small at
+        first.
+        """
+        longest = self.begins[0] if self.begins else 0
+        return 1 << longest.bit_length() - 1 if longest >= MANY else 0
 
     def seen_with(self, value: Any) -> "Condition":
         """Return the condition after the bug was seen with another value, which then counts as one that fails."""

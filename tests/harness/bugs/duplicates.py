@@ -202,7 +202,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     3. Duplicates: A rounds most ordinary cases to float16, and B is an overflow of float16.
     4. Duplicates: both are rounding errors that no ordinary case shows, or that are the last bits of two calls which
         are claimed to have the same ones.
-    5. Duplicates: for both the same length matters by no tile size, as in a failure at 5, 9 and 12 keys but not at 6.
+    5. Duplicates: for both the same length matters by no tile size, as in a failure at 5, 9 and 12 keys but not at 6,
+       or beyond 1,024 keys.
     6. Distinct: kinds or tensors differ, or different tensors are wrong with normal numbers in more rows.
     7. Distinct: A hides the NaN of an input, and B needs certain finite numbers and hides none.
     8. Duplicates: A was found in tensors that were judged without those of B, and B makes them wrong too.
@@ -279,9 +280,13 @@ def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:
     )
 
 
-def _needs_of_no_rule(bug: Bug) -> set[str]:
-    """Return the lengths that decide whether a bug shows, but by no tile size. Two bugs hardly share such a length."""
-    return {need.name for need in bug.needs if need.is_irregular}
+def _needs_of_no_rule(bug: Bug) -> set[tuple[str, int]]:
+    """Return the lengths that decide whether a bug shows, but by no tile size. Two bugs hardly share such a length.
+
+    They are those that fail by no rule, and those beyond a power of two that is more than any tile.
+    """
+    needs = [(need.name, need.begins_beyond) for need in bug.needs if need.begins_beyond or need.is_irregular]
+    return {*needs}
 
 
 def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:

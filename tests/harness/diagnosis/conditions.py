@@ -34,6 +34,7 @@ from strategies.features import (
     with_seeds,
     with_value,
 )
+from strategies.landmarks import MANY
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.counterfactuals import counterfactuals, needs_of, resisted_shrinking
 from tests.harness.bugs.dense import (
@@ -76,6 +77,8 @@ AS_SMALL = 4
 
 WHOLE_TILES = (64, 128)
 """Lengths that fill the tiles of most kernels."""
+LONG = tuple(MANY << n for n in range(11))
+"""Lengths beyond which some kernels take others: a long case is tried with those that are shorter."""
 
 
 @dataclass
@@ -587,14 +590,11 @@ def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str,
     for name in VALUES_OF:
         yield name, ["normal"]
     yield "dtype", [x for x in capabilities.dtypes if x != case.dtype]
-    if case.seqlen_q != case.seqlen_k:
+    # Both lengths as long as the longer one of a long case would take too long, or not be judged as a whole.
+    if case.seqlen_q != case.seqlen_k and max(case.seqlen_q, case.seqlen_k) <= MANY:
         yield UNEQUAL, [x for x in (case.seqlen_q, case.seqlen_k) if x]
     for name in LENGTHS:
-        yield name, [x for x in WHOLE_TILES if x != getattr(case, name)]
-    yield "head_dim", _beside(case.head_dim, capabilities.head_dims)
-
-
-def _beside(value: int, allowed: tuple[int, ...]) -> list[int]:
-    """Return the allowed values next below and next above a value."""
-    at = allowed.index(value)
-    return [*allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2]]
+        length = getattr(case, name)
+        yield name, [*(x for x in WHOLE_TILES if x != length), *(x for x in LONG if x < length)]
+    at, claimed = capabilities.head_dims.index(case.head_dim), capabilities.head_dims
+    yield "head_dim", [*claimed[max(at - 1, 0) : at], *claimed[at + 1 : at + 2]]

@@ -26,6 +26,7 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
+from strategies.landmarks import MANY
 from tests.harness.bugs.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
 from tests.harness.clock import BudgetSpent
 from tests.harness.running.runs import Seen
@@ -182,7 +183,7 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
         )
         block = case.blocks.get(TILES_OF.get(name, ""), 0)
         yield name, [*_near(value, allowed), *_whole_tiles(value, block)]
-    if case.seqlen_q != case.seqlen_k:
+    if case.seqlen_q != case.seqlen_k and max(case.seqlen_q, case.seqlen_k) <= MANY:
         yield UNEQUAL, [x for x in (case.seqlen_q, case.seqlen_k) if x]
     yield "dtype", c.dtypes
     yield from OPTIONS.items()

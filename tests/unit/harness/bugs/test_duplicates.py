@@ -290,6 +290,19 @@ def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
     assert not is_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
 
 
+@pytest.mark.parametrize(
+    ("holds", "expected"),
+    [((128, 1024), True), ((128, 1098), True), ((128, 512), False), ((128, 2048), False)],
+)
+def test_two_bugs_hardly_begin_beyond_the_same_length_that_is_more_than_a_tile(
+    holds: tuple[int, ...], expected: bool
+) -> None:
+    """Another kernel, which is wrong in dq and dk, is taken for more than 1,024 keys."""
+    one = bug(replace(CASE, seqlen_k=4098), ("dk",), Condition("seqlen_k", (4098,), (64, 1024)))
+    other = bug(replace(CASE, seqlen_k=3000), ("dq",), Condition("seqlen_k", (3000,), holds))
+    assert is_same(one, other, runner(lambda case: {"dk", "dq"}), CLAIMS) == expected
+
+
 def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
     """A scale of 0 is taken for the default one; beside that dk is multiplied by the default in place of the scale."""
     zero, other = replace(CASE, causal=False, sm_scale=0.0), replace(CASE, causal=False, sm_scale=-0.5)

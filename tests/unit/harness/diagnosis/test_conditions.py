@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from strategies.case import Case, Spike
-from strategies.features import SCORES
+from strategies.features import SCORES, UNEQUAL
 from tests.harness.bugs.bug import Condition, met_again
 from tests.harness.bugs.failure import Explanation
-from tests.harness.diagnosis.conditions import ConditionSearch, explained
+from tests.harness.diagnosis.conditions import ConditionSearch, diagnosed, explained
 from tests.harness.diagnosis.explanation import fields
 from tests.unit.support.bugs import CASE, CAUSAL, CLAIMS, LONG, bug, causal, left, runner
 from tests.unit.support.stubs import runs_of
@@ -107,3 +107,12 @@ def test_tensors_that_few_numbers_hide_are_told_by_normal_ones() -> None:
     assert found.tensors_of((LONG,), [smallest], lambda: None) == {"out", "dk", "dq"}
     by_numbers = Condition("qk_values", ("zeros",), ("normal",))
     assert "dq" not in found.tensors_of((LONG, by_numbers), [smallest], lambda: None)
+
+
+def test_a_long_length_that_matters_is_told_by_the_power_of_two_beyond_which_it_does() -> None:
+    """Equal lengths, both as long as the longer one, are not tried: they would take too long."""
+    long = replace(CASE, seqlen_q=10, seqlen_k=4098)
+    found = [*diagnosed(long, lambda case: case.seqlen_k > 1024, CLAIMS)]
+    (keys,) = (need for need in found if need.name == "seqlen_k")
+    assert (keys.side, keys.begins_beyond) == (("above", 1024), 1024)
+    assert not any(need.name == UNEQUAL for need in found)
