@@ -39,11 +39,16 @@ _EMPTY = {
 }
 
 
+NO_NUMBERS = (torch.bool, *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+"""The dtypes of counters, flags, indices and bytes that are viewed as another dtype."""
+
+
 class PoisonedAllocations(TorchDispatchMode):
     """A context in which uninitialised tensors are filled with ``value`` and guarded, or ``fenced`` (on the CPU).
 
     A fence is behind the tensors or, if ``is_before``, before them.
-    A dtype that can't hold the value, as 8-bit formats may not, is filled with its largest number instead.
+    A dtype that can't hold the value, as 8-bit formats may not, is filled with its largest number instead. Integers
+    have all bits set if the value is NaN, as which such bytes count in any other dtype, and are 0 for any other value.
     Allocations within PyTorch's own operators are not intercepted and stay as they are.
     """
 
@@ -73,7 +78,7 @@ class PoisonedAllocations(TorchDispatchMode):
     ) -> Any:
         """Fill and guard what an allocating operator returns."""
         result = func(*args, **(kwargs or {}))
-        if func not in _EMPTY or not result.is_floating_point() or result.numel() == 0 or result.is_meta:
+        if func not in _EMPTY or not is_filled(result.dtype) or result.numel() == 0 or result.is_meta:
             return result
         item = result.element_size()
         inside = result.untyped_storage().nbytes() // item
@@ -99,7 +104,7 @@ class PoisonedAllocations(TorchDispatchMode):
         for storage, first, last in self.guarded:
             value = filler(self.value, storage.dtype)
             for zone in (storage[:first], storage[last:]):
-                same = zone.isnan() if math.isnan(value) else zone == storage.new_tensor(value)
+                same = zone.isnan() if math.isnan(value) else zone == torch.full_like(zone, value)
                 broken += int((~same).sum())
         return broken
 
@@ -113,8 +118,19 @@ def fill(storage: Tensor, value: float) -> None:
         storage.fill_(filler(value, storage.dtype))
 
 
+def is_filled(dtype: torch.dtype) -> bool:
+    """Whether uninitialised tensors of a dtype are filled: those of complex and quantised numbers are not."""
+    return dtype.is_floating_point or dtype in NO_NUMBERS
+
+
 def filler(value: float, dtype: torch.dtype) -> float:
-    """Return what memory of a dtype is filled with: the value, but no more than the dtype's largest number."""
+    """Return what memory of a dtype is filled with: the value, but no more than the dtype's largest number.
+
+    Of integers it is -1, which has all bits set, or 0.
+    """
+    if dtype in NO_NUMBERS:
+        all_set = {torch.bool: True, torch.uint8: 255}
+        return all_set.get(dtype, -1) if math.isnan(value) else 0
     return value if math.isnan(value) else min(value, torch.finfo(dtype).max)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from strategies.layouts import are_first_columns
-from tests.harness.device.poison import PoisonedAllocations, behind_fence, inputs_copied
+from tests.harness.device.poison import NO_NUMBERS, PoisonedAllocations, behind_fence, inputs_copied
 
 
 def test_what_is_not_written_is_poison() -> None:
@@ -78,3 +78,29 @@ def test_copies_of_inputs_share_memory_as_the_inputs_do() -> None:
         copies = inputs_copied(behind_fence, q, k, v, dout)
         assert all(torch.equal(x, y) for x, y in zip(copies, (q, k, v, dout), strict=True))
         assert are_first_columns(copies[2], copies[1]) == shared
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize("dtype", NO_NUMBERS)
+def test_integers_that_are_not_written_are_neither_0_nor_a_number_in_another_dtype(
+    dtype: torch.dtype, fenced: bool
+) -> None:
+    with PoisonedAllocations(float("nan"), fenced=fenced) as memory:
+        x, zeros = torch.empty(4, dtype=dtype), torch.zeros(4, dtype=dtype)
+    assert x.all()
+    assert not zeros.any()
+    assert dtype == torch.bool or x.view(torch.uint8).tolist() == [255] * 4 * dtype.itemsize
+    assert memory.broken_guards() == 0
+
+
+def test_bytes_that_are_viewed_as_numbers_are_nan() -> None:
+    with PoisonedAllocations(float("nan")):
+        assert torch.empty(8, dtype=torch.uint8).view(torch.float32).isnan().all()
+
+
+def test_integers_are_0_where_numbers_are_finite_and_their_guards_are_watched() -> None:
+    with PoisonedAllocations(1280.0) as memory:
+        assert torch.empty(3, dtype=torch.int32).tolist() == [0, 0, 0]
+    storage, _, last = memory.guarded[0]
+    storage[last] = 1
+    assert memory.broken_guards() == 1
