@@ -57,6 +57,7 @@ class Law:
             for all, or any "calls". If repeats of a call differ, it fails.
         adds_arguments: whether its calls are those of a basic law with further arguments, as tables of angles, which no
             call of the claim ``ragged`` takes.
+        needs_gpu: whether its calls are about what a CPU has not, as streams. On a CPU it has no test.
         costs: how many times as long as those of other laws its cases take: in a run by examples it has so many times
             fewer of them.
         place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
@@ -76,6 +77,7 @@ class Law:
     sets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     adds_arguments: bool = False
+    needs_gpu: bool = False
     costs: int = 1
     place: float = math.inf
 

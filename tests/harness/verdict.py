@@ -18,6 +18,10 @@ MEMORY = "memory"
 """The kind of a finding that memory was touched which a call has to leave alone."""
 LEAK = "leak"
 """The kind of a finding that memory stays behind at each call."""
+STATE = "state"
+"""The kind of a finding that a call leaves something behind in its process."""
+LEAVES = "a call leaves nothing behind, but it leaves "
+"""How the claim of such a finding begins; what follows says what is left."""
 SANITIZER = "sanitizer"
 """The kind of a finding that a tool such as memcheck reports of a call."""
 UNCLEAR = "unclear"
@@ -47,8 +51,8 @@ class Finding:
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
             (shape, dtype), "memory", "accepted" (should have been refused), "leak" (of memory), "died", "hung",
-            "sanitizer" (a tool such as memcheck reports an error), or "intermittent": any of these that the same case
-            does not show on every run, as after a race.
+            "state" (something is left behind in the process), "sanitizer" (a tool such as memcheck reports an error),
+            or "intermittent": any of these that the same case does not show on every run, as after a race.
         tensor: which output (or input) is wrong; "" if none is. Of several wrong ones it is the one with the largest
             ratio, and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
@@ -109,11 +113,11 @@ class Finding:
     def origin(self) -> str:
         """Return what tells a bug from others by words alone; "" if nothing does.
 
-        It is what a sanitizer reports, or how the contract is broken, whatever the numbers and dtypes in these words,
-        or an exception with its place in the source, whatever the numbers in its words, or the line of an access to
-        memory with the operand.
+        It is what a sanitizer reports, or what is left behind, or how the contract is broken, whatever the numbers and
+        dtypes in these words, or an exception with its place in the source, whatever the numbers in its words, or the
+        line of an access to memory with the operand.
         """
-        if self.kind == SANITIZER:
+        if self.kind in (SANITIZER, STATE):
             return self.claim
         if self.kind == "contract":
             return re.sub(r"torch\.\w+|\d+", "0", self.claim)
@@ -170,7 +174,7 @@ class Finding:
             return ("numbers",)
         if self.kind == INTERMITTENT:  # a race makes any tensor wrong
             return (self.kind, "ends" if self.actual is None else "numbers")
-        if self.kind == SANITIZER:
+        if self.kind in (SANITIZER, STATE):
             return (self.kind, self.claim)
         if self.ends_process:
             return ("ends",)
@@ -205,7 +209,7 @@ class Verdict:
     that was judged, whether the case tests nothing of it because an answer of 0 would hold. ``notes`` are those of
     ``Trial.note``, with whether the case shows them. ``sizes`` are those of the calls of a law that is broken: see
     ``Trial.sizes``. ``launched`` has the configurations that were run, by the launch setting of each tuner that was
-    called. ``left_changed`` are names of what calls have left changed in the process: see ``process_state``.
+    called.
     """
 
     status: str
@@ -218,7 +222,6 @@ class Verdict:
     idle: dict[str, bool] = field(default_factory=dict)
     notes: dict[str, bool] = field(default_factory=dict)
     sizes: list[dict[str, Any]] = field(default_factory=list)
-    left_changed: tuple[str, ...] = ()
     launched: dict[str, list[str]] = field(default_factory=dict)
 
     def case_of(self, case: Case) -> Case:
@@ -245,8 +248,7 @@ class Verdict:
     def from_dict(cls, fields: dict[str, Any]) -> "Verdict":
         """Make a verdict from what ``to_dict`` returned, also after JSON."""
         finding = fields.pop("finding")
-        for name in ("beside", "left_changed"):
-            fields[name] = tuple(fields.get(name, ()))
+        fields["beside"] = tuple(fields.get("beside", ()))
         return cls(finding=Finding(**finding) if finding else None, **fields)
 
 

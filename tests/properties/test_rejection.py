@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kernels.contract import DTYPES, Capabilities
 from strategies.layouts import changed_together
+from tests.harness.device.process_state import put_back
 from tests.harness.law import law
 from tests.harness.trial.problem import Problem
-from tests.harness.trial.process_state import put_back
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.relate import in_claimed_layouts, with_v_apart
 from tests.harness.trial.trial import Trial, run_kernel
@@ -140,7 +140,7 @@ def refuses(
     before = [x.clone() for x in (problem.q, problem.k, problem.v)]
     call = trial.record(given, backward=backward)
     try:
-        with put_back(trial.left_changed):
+        with put_back(set()):
             outputs = run_kernel(trial.kernel, problem, given.launch, backward=backward)
         if trial.device != "cpu":
             torch.cuda.synchronize()

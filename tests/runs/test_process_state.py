@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.harness.run import Run
 from tests.harness.running.child import Child, Children
-from tests.harness.verdict import Verdict
+from tests.harness.verdict import LEAVES, Verdict
 from tests.unit.support import changing
 from tests.unit.support.changing import CHANGES, spelled
 from tests.unit.support.running import CASE, TOYS
@@ -13,20 +13,19 @@ CHANGING = Path(changing.__file__)
 SOUND = f"{TOYS}:sound"
 
 
-def verdict(child: Child, spec: str) -> Verdict:
-    return child.run(Run(spec, (), "backward", CASE), lambda: None)
+def verdict(child: Child, spec: str, law: str = "backward") -> Verdict:
+    return child.run(Run(spec, (), law, CASE), lambda: None)
 
 
-def test_a_kernel_that_leaves_its_process_changed_holds_and_so_does_a_sound_one_after_it(
-    child: Child,
-) -> None:
+def test_what_a_kernel_leaves_changed_is_told_by_one_law_alone_and_meets_no_later_call(child: Child) -> None:
     """All run in one process here, so that each would meet what the one before it has left."""
-    verdict(child, SOUND)  # what is imported at first is imported here
     for piece in CHANGES:
-        told = verdict(child, f"{CHANGING}:{spelled(piece)}")
-        assert (told.status, told.left_changed) == ("held", (piece,)), told
-        sound = verdict(child, SOUND)
-        assert (sound.status, sound.left_changed) == ("held", ())
+        spec = f"{CHANGING}:{spelled(piece)}"
+        assert verdict(child, spec).status == "held", piece
+        finding = verdict(child, spec, "process").finding
+        assert finding is not None
+        assert finding.claim == f"{LEAVES}{piece} changed"
+        assert [verdict(child, SOUND, law).status for law in ("backward", "process")] == ["held"] * 2
 
 
 def test_what_no_call_puts_back_meets_no_other_kernel(child: Child) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from kernels.contract.tuners import CONFIG, is_tuner
 from strategies.case import DECLARED, Case
 from strategies.features import UNEQUAL
 from tests.harness.run import Run
-from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding
+from tests.harness.verdict import INTERMITTENT, LEAK, LEAVES, SANITIZER, STATE, Finding
 
 COMES_AND_GOES = "the same case does not fail on every run"
 
@@ -19,6 +19,9 @@ EVER_OTHER = "the same case fails by other numbers on every run"
 HOLDS_ALONE = (
     "in a new process the case holds: what else is in memory makes the difference; hence no repro.py"
 )
+
+OF_MEMORY = "if fresh memory is full of zeros it is right: it depends on uninitialised memory"
+"""What is said of a wrong tensor that is right with other numbers in memory that nobody has written."""
 
 HOLDS_IN_TURN = (
     "if the programs of each launch run one after the other, the case holds: they spoil what others write; hence no "
@@ -78,6 +81,10 @@ class Explanation:
     causes: tuple[str, ...] = ()
     pictures: tuple[dict[str, Any], ...] = ()
     larger: Case | None = None
+
+    def with_sentence(self, sentence: str) -> "Explanation":
+        """Return the explanation with one more sentence, unless it has that already."""
+        return replace(self, sentences=tuple(dict.fromkeys((*self.sentences, sentence))))
 
     @property
     def points_to(self) -> str:
@@ -155,6 +162,8 @@ def symptom(failure: Failure) -> str:
         return "memory leaks"
     if f.kind == SANITIZER:
         return f"{failure.sanitizer} reports an error"
+    if f.kind == STATE:
+        return f"a call leaves {f.claim.removeprefix(LEAVES)}"
     if f.kind == "nonfinite":
         return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
     return f"{f.tensor} is wrong" if f.tensor else f.kind

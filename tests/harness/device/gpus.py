@@ -1,4 +1,4 @@
-"""GPUs of a machine: each process that runs kernels sees one of those that the caller may see, and no other."""
+"""GPUs of a machine: each process that runs kernels has one of those that the caller may see."""
 
 import os
 from collections.abc import Mapping
@@ -38,10 +38,16 @@ def _entries(visible: str | None) -> list[str]:
 
 
 def pinned(device: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process that sees no GPU but ``device``, such as "cuda:1"; "cpu" changes nothing.
+    """Return the environment of a process whose GPU is ``device``, such as "cuda:1"; "cpu" changes nothing.
 
-    In such a process the GPU is "cuda:0". Raises ValueError, in one line, if the list of visible GPUs is shorter.
+    In such a process the GPU is "cuda:0". Behind it in the list is another one, if there is any, as a kernel may be
+    called while that is the current device. Raises ValueError, in one line, if the list of visible GPUs is shorter.
     """
-    kind, _, number = device.partition(":")
-    seen = {VISIBLE: entry(environment.get(VISIBLE), int(number or 0))} if kind == "cuda" else {}
-    return {**environment, **seen}
+    kind, _, at = device.partition(":")
+    if kind != "cuda":
+        return {**environment}
+    visible, number = environment.get(VISIBLE), int(at or 0)
+    own = entry(visible, number)
+    # Without a list, CUDA leaves out a number that no GPU has.
+    others = [x for x in _entries(visible) or ["1" if number == 0 else "0"] if x != own]
+    return {**environment, VISIBLE: ",".join([own, *([] if own.startswith(MIG) else others[:1])])}

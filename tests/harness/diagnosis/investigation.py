@@ -18,6 +18,7 @@ from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,
     HOLDS_IN_TURN,
+    OF_MEMORY,
     UNEXPLAINED,
     Explanation,
     Failure,
@@ -399,19 +400,22 @@ class Investigation:
 
     def scripted(self, failure: Failure) -> tuple[Failure, str | None]:
         """Return the failure with its script or, if that exits 0 as if the bug were fixed, with a note instead."""
-        script = self.script(failure)
+        script, depends = self.script(failure)
+        if depends and failure.finding.tensor:
+            failure = replace(failure, explanation=failure.explanation.with_sentence(OF_MEMORY))
         # The script of a hang is not tried, as it would hang too.
         if script is not None and failure.finding.kind != "hung":
             with suppress(OSError, subprocess.TimeoutExpired):  # a script that can't be tried is kept
                 if exit_status(script, self.script_seconds, self.runs.child.device) == 0:
-                    known = failure.explanation
                     reason = HOLDS_IN_TURN if self.holds_in_turn(failure) else HOLDS_ALONE
-                    told = replace(known, sentences=(*known.sentences, reason))
-                    return replace(failure, explanation=told), None
+                    return replace(failure, explanation=failure.explanation.with_sentence(reason)), None
         return failure, script
 
-    def script(self, failure: Failure) -> str | None:
-        """Return the stand-alone script of a failure, or None if its calls can't be repeated."""
+    def script(self, failure: Failure) -> tuple[str | None, bool]:
+        """Return the stand-alone script of a failure, or None if its calls can't be repeated.
+
+        With it comes whether the wrong tensor depends on memory that nobody has written.
+        """
         for kind in (
             failure.finding.kind,
             "died",
@@ -419,7 +423,7 @@ class Investigation:
             with suppress(ChildDied, DeviceLost):
                 finding = replace(failure.finding, kind=kind)
                 return self.runs.script(failure, finding, headline(failure), self.script_seconds)
-        return None
+        return None, False
 
     def holds_in_turn(self, failure: Failure) -> bool:
         """Whether a failure shows only if programs of a launch run at the same time, which they do not in a script."""

@@ -9,6 +9,7 @@ from shlex import quote
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
+from tests.harness.bugs.failure import OF_MEMORY
 from tests.harness.bugs.suggested_claims import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.clock import BudgetSpent
 from tests.harness.report.folder import shown_in
@@ -53,6 +54,8 @@ class DistinctBug:
             yield "rate", "; ".join((shown_in(failure.finding), *failure.explanation.sentences))
         yield from _numbers(failure.finding)
         yield from told(self.bug, self.seen)
+        if OF_MEMORY in failure.explanation.sentences:
+            yield "memory", OF_MEMORY
         if failure.explanation.causes:
             yield "points to", failure.explanation.points_to
         yield CASE, repr(failure.case)

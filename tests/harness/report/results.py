@@ -374,7 +374,6 @@ class Results:
 
     def to_dict(self, environment: Mapping[str, str], not_run: Sequence[str]) -> dict[str, Any]:
         """Return the content of summary.json."""
-        changes = self.counters("changes")
         return {
             "flashproof": FORMAT,
             "environment": environment,
@@ -383,7 +382,6 @@ class Results:
                     "spec": info.spec,
                     "claims": info.printed,
                     "known_failures": list(map(str, info.known_failures)),
-                    "changes": changes.get(name, {}),
                 }
                 for name, info in self.infos.items()
             },

@@ -440,15 +440,16 @@ class Runs:
         answer = self.child.ask(run.request("look"), seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
-    def script(self, run: Run, finding: Finding, title: str, seconds: float) -> str | None:
+    def script(self, run: Run, finding: Finding, title: str, seconds: float) -> tuple[str | None, bool]:
         """Return a stand-alone script, or None if the calls can't be made again. Raises ChildDied, DeviceLost.
 
-        No tensor is ignored, since the reader of a script knows of no other bugs.
+        With it comes whether the wrong tensor is right if fresh memory is full of zeros. No tensor is ignored, as the
+        reader of a script knows of no other bugs.
         """
         told = {"finding": asdict(finding), "title": title, "seconds": seconds}
         request = replace(run, ignored=frozenset()).request("repro", **told)
-        text: str | None = self.child.ask(request, seconds)["text"]
-        return text
+        answer = self.child.ask(request, seconds)
+        return answer["text"], bool(answer["depends"])
 
     def holds_in_turn(self, run: Run, seconds: float) -> bool:
         """Whether a case holds on the CPU if the programs of each launch run one after the other.

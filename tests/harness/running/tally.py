@@ -46,7 +46,7 @@ COUNTS = (
 
 COUNTERS = (
     *("reasons", "skip_reasons", "judged", "idle", "noted", "shown"),
-    *("designs", "changes", "watched", "cells", "levels"),
+    *("designs", "watched", "cells", "levels"),
 )
 """The fields of a tally that count examples by a word."""
 
@@ -90,7 +90,6 @@ class Tally:
         noted, shown: for each note of ``Trial.note``, the number of examples that were asked whether they show it, and
             of those that do.
         designs: the number of examples that each member of a family of designs explained.
-        changes: the number of cases after whose calls each piece of the process's state was left changed.
         watched: the number of examples that were run once more under each sanitizer.
         cells: the number of examples in each cell of the space of cases: see ``cells``.
         levels: examples that were the first with some three levels of the fields, as ``strategies.coverage`` numbers
@@ -128,7 +127,6 @@ class Tally:
     noted: Counter[str] = field(default_factory=Counter)
     shown: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
-    changes: Counter[str] = field(default_factory=Counter)
     watched: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
     levels: Counter[str] = field(default_factory=Counter)
@@ -163,7 +161,6 @@ class Tally:
         self.noted.update(verdict.notes.keys())
         self.shown.update({text: int(shows) for text, shows in verdict.notes.items()})
         self.designs.update(verdict.designs)
-        self.changes.update(verdict.left_changed)
         for tensor, ratio in verdict.worst.items():
             self.histogram.setdefault(tensor, Counter())[min(int(ratio * BINS), BINS)] += 1
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
@@ -354,6 +351,7 @@ def coverage_of(c: Capabilities, device_type: str) -> Coverage:
     found: dict[object, Design] = {}
     for declared in map(law_named, LAWS):
         dtypes = [dtype for dtype in c.dtypes if declared.applies_to(c, dtype)]
+        dtypes = [] if declared.needs_gpu and device_type == "cpu" else dtypes
         if dtypes and not declared.expects_refusal:
             spaces = [
                 Space(capabilities=c, dtype=dtype, device_type=device_type, **declared.draws)

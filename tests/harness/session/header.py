@@ -7,6 +7,7 @@ from hypothesis import settings
 
 from kernels.contract import Capabilities
 from kernels.contract.parsing import PLAIN_FUNCTION, describe
+from tests.harness.law import LAWS, law_named
 from tests.harness.report.screen import wrapped
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.session.plan import Plan
@@ -43,6 +44,8 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     if config.getoption("--database"):
         lines.append(f"failing cases are kept in {next(iter(plan.finds.databases))}")
     lines += [f"not run: {reason}" for reason in plan.unavailable]
+    if plan.device == "cpu":
+        lines += [f"not run: law `{name}`, which needs a GPU" for name in LAWS if law_named(name).needs_gpu]
     lines += [f"an earlier run was cut off in a case, which comes first now: {path}" for path in unfinished]
     return lines
 

@@ -40,6 +40,7 @@ class Prepared:
         packed: the number of sequences that lie end to end in one batch element; 0 if none do.
         cache: for a call that appends keys, the k and v that it writes to, each with what they must hold afterwards.
         order: in which order the programs of Triton kernels run on the CPU, as in ``programs``.
+        place: where on a GPU it is made, as in ``streams``; "" if it is a plain call.
     """
 
     problem: Problem
@@ -48,6 +49,7 @@ class Prepared:
     packed: int = 0
     cache: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     order: str = ""
+    place: str = ""
 
     @property
     def has_gradients(self) -> bool:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.device.environments import why_not_here
+from tests.harness.device.left_behind import Storages
 from tests.harness.device.poison import PoisonedAllocations
+from tests.harness.device.process_state import put_back
 from tests.harness.device.sync import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.device.transfer import Copies
 from tests.harness.device.tuning import configured
@@ -44,8 +46,8 @@ from tests.harness.trial.outputs import (
 )
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Call, Outputs, Problem
-from tests.harness.trial.process_state import put_back
 from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
+from tests.harness.trial.streams import CaptureRefused, placed
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
@@ -126,8 +128,6 @@ class Trial:
     patience: float = WAIT_SECONDS
     order: str = ""
     beside: set[str] = field(default_factory=set)
-    left_changed: set[str] = field(default_factory=set)
-    """Names of what calls have left changed in the process, by ``process_state``; it was put back after each."""
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
     """What the calls returned."""
@@ -302,23 +302,23 @@ class Trial:
             copies = Copies(self.device, self.windows.own.values(), self.margin)
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
-        changes = put_back(self.left_changed)
         accesses_outside()  # those of other calls, which have raised
+        run = partial(self._run, given, prepared.place, backward=backward)
         in_turn = in_order(prepared.order or self.order)
         tuned = self._tuned(prepared.launch)
         with (
             self._blame_kernel(number),
             watched(self.device, self.patience),
-            changes,
+            put_back(set()),
             in_turn as programs,
             tuned as launch,
         ):
             try:
                 with memory or PoisonedAllocations(self.fill):
-                    outputs = run_kernel(self.kernel, given, launch, backward=backward)
+                    outputs = run(launch)
             except NotImplementedError:
                 # This is a refusal, or code of torch.compile, which can't be run under a dispatch mode.
-                outputs = run_kernel(self.kernel, given, launch, backward=backward)
+                outputs = run(launch)
             wait_for_device(self.device, self.patience)
         ended = time.perf_counter()
         accesses = accesses_outside()
@@ -342,6 +342,45 @@ class Trial:
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
         return outputs
 
+    def _run(self, p: Problem, place: str, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
+        """Call the kernel in one of the places of ``streams``, or as usual if there is none."""
+        call = partial(run_kernel, self.kernel, p, launch, backward=backward)
+        if not place:
+            return call()
+        own = [p.q, p.k, p.dout] if p.v_in_k else [p.q, p.k, p.v, p.dout]
+        c, lengths = self.kernel.capabilities, launch.get("cache_seqlens")
+        may_be_short = c.min_seqlen_k <= 1 and c.seqlens == "any" and c.unequal_lengths
+        own += [lengths] if isinstance(lengths, Tensor) and may_be_short else []
+        tensors: dict[str, Any] = {**placed(place, lambda: call().named(), own)}
+        return Outputs(**{"lse": None, **tensors})
+
+    def repeat(self, prepared: Prepared, number: int, storages: Storages) -> dict[str, Tensor]:
+        """Make the call of a number once more, and return its tensors, q, k and v included, as they are.
+
+        Grad mode is on in a call without gradients too: a kernel may change it where nothing needs a gradient.
+
+        It is not remembered, so that nothing but the kernel keeps what it returns, and what it leaves is not put back.
+        """
+        p, backward = prepared.problem, self.calls[number].backward
+        with (
+            self._blame_kernel(number),
+            watched(self.device, self.patience),
+            in_order(prepared.order or self.order),
+            self._tuned(prepared.launch) as launch,
+        ):
+
+            def run() -> Outputs:
+                if backward:
+                    return run_kernel(self.kernel, p, launch, backward=True)
+                return Outputs(*out_and_lse(self.kernel.forward(p.q, p.k, p.v, **p.options, **launch)))
+
+            try:
+                with storages:
+                    outputs = run()
+            except NotImplementedError:  # code of torch.compile, which can't be run under a dispatch mode
+                outputs = run()
+        return {"q": p.q, "k": p.k, "v": p.v, **outputs.named()}
+
     @contextmanager
     def _tuned(self, launch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Meanwhile, have tuners take what the launch settings say. Yields the settings that functions are passed."""
@@ -362,6 +401,8 @@ class Trial:
             if reason := why_not_here(e, self._device_type):
                 raise CannotRun(reason) from e
             raise Refused(str(e)) from e
+        except CaptureRefused:
+            raise
         except WrongKind as e:
             self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
         except Exception as e:

@@ -35,6 +35,7 @@ from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from strategies.case import TENSORS
 from tests.harness.device.environments import why_not_here
+from tests.harness.device.left_behind import OF_FILES, OF_THREADS
 from tests.harness.device.memory import (
     device_bytes,
     gpu_to_itself,
@@ -62,7 +63,7 @@ from tests.harness.trial import pattern
 from tests.harness.trial.designs import with_explanations
 from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
-from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
+from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
 from tests.harness.worker.source import WritingTrial
@@ -93,7 +94,7 @@ class Worker:
         """Return the answer to a request, both as lines of JSON.
 
         An error of Flashproof itself is an answer too, with its traceback as ``raised``. If ``fatal`` is true, the
-        process can't be trusted with another request.
+        process can't be trusted with another request: its device is lost, or calls use up its files or threads.
         """
         try:
             request = json.loads(line)
@@ -105,6 +106,8 @@ class Worker:
         is_lost = not device_answers(self.device)
         if not is_lost and self.device.startswith("cuda") and device_bytes("reserved") > CACHED_BYTES:
             torch.cuda.empty_cache()
+        told = (answer.get("finding") or {}).get("claim", "")
+        is_lost |= told.endswith((OF_FILES, OF_THREADS))
         return json.dumps({**answer, "fatal": is_lost, "held": held_bytes()})
 
     def _needs_much(self, request: dict[str, Any]) -> bool:
@@ -179,29 +182,34 @@ class Worker:
     def do_repro(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a failing case once more, and return a stand-alone script that makes the same calls; None if it holds.
 
-        A kernel that ends its process is not called; the reference is called in its place.
+        With it comes whether the wrong tensor ``depends`` on memory that nobody has written. A kernel that ends its
+        process is not called; the reference is called in its place.
         """
         run, finding = run_of(request), Finding(**request["finding"])
-        guarded = finding.ends_process
+        guarded, depends = finding.ends_process, False
         if guarded:
             stand_in = _stand_in(self.kernel(run.spec, run.claims))
             _, recorder = self.attempt(run, WritingTrial, stand_in)
-        elif finding.kind in (INTERMITTENT, LEAK):  # that a case holds once tells nothing of these
+        elif finding.kind in (INTERMITTENT, LEAK, STATE):  # that a case holds once tells nothing of these
             _, recorder = self.attempt(run, WritingTrial)
         else:
-            tells = self.depends_on_memory(run, finding.tensor)
-            _, recorder = self.attempt(run, partial(WritingTrial, with_memory=tells))
+            depends = self.depends_on_memory(run, finding.tensor)
+            _, recorder = self.attempt(run, partial(WritingTrial, with_memory=depends))
             finding = self.from_outside(run, finding)
             memory, _ = self.attempt(replace(run, law="memory"))
             # A kernel that writes outside its tensors may end the process of the script.
             writes_outside = memory.finding is not None and memory.finding.kind == "memory"
             guarded = writes_outside or finding.ends_process
         if not isinstance(recorder, WritingTrial):
-            return {"text": None}
+            return {"text": None, "depends": depends}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
-            return {"text": None}  # the law was not broken at the call at which it had been
+            return {
+                "text": None,
+                "depends": depends,
+            }  # the law was not broken at the call at which it had been
         seconds = request["seconds"] if guarded else None
-        return {"text": script(run, recorder, finding, request["title"], seconds)}
+        text = script(run, recorder, finding, request["title"], seconds)
+        return {"text": text, "depends": depends}
 
     def from_outside(self, run: Run, finding: Finding) -> Finding:
         """Return a finding with expected values that a sound kernel would return; else the finding as it is.
@@ -260,10 +268,7 @@ class Worker:
             outcome["seconds"] = {**trial.seconds, "check": check}
             outcome["launched"] = trial.launched
             outcome |= {"designs": sorted(trial.designs), "idle": trial.idle, "notes": trial.notes}
-            outcome |= {
-                "beside": tuple(sorted(trial.beside)),
-                "left_changed": tuple(sorted(trial.left_changed)),
-            }
+            outcome["beside"] = tuple(sorted(trial.beside))
         return Verdict(**outcome), trial
 
 

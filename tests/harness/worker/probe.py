@@ -18,10 +18,10 @@ from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.device.environments import why_not_here
+from tests.harness.device.process_state import put_back
 from tests.harness.device.sync import wait_for_device
 from tests.harness.device.tuning import configured
 from tests.harness.trial.outputs import WrongKind, departures, out_and_lse, shape_of_lse
-from tests.harness.trial.process_state import put_back
 from tests.harness.trial.trial import Trial, run_kernel
 
 SEQLEN = 16

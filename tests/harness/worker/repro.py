@@ -20,14 +20,15 @@ from kernels import registry
 from kernels.contract import Capabilities
 from kernels.contract.tuners import AT_WORK, CONFIG
 from strategies.rotary import rotated
-from tests.harness.device import memory, poison
+from tests.harness.device import left_behind, memory, poison, process_state
 from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreter.installation import FORMATS, REPAIRED
 from tests.harness.law import law_named
 from tests.harness.run import Run
+from tests.harness.trial import streams
 from tests.harness.trial.outputs import form_of, in_contract_form
 from tests.harness.trial.ragged_form import apart
-from tests.harness.verdict import INTERMITTENT, LEAK, Finding
+from tests.harness.verdict import INTERMITTENT, LEAK, LEAVES, STATE, Finding
 from tests.harness.worker import scripted
 from tests.harness.worker.source import WritingTrial
 
@@ -56,6 +57,13 @@ for result in results:
     if "lse" in result:
         result["lse"] = in_contract_form(result["lse"], *{form!r})"""
 """What follows the calls of a kernel that returns lse in another form than that of the contract."""
+LEFT = """\
+left = left_behind(lambda storages: noted(storages, {call}), may_draw={may_draw})
+print("a call leaves", "; ".join(left) or "nothing behind")
+sys.exit(1 if any({what!r}.startswith(x) for x in left) else 0)"""
+"""The end of the script of a call that leaves something behind."""
+FROM_PROCESS_STATE = re.compile(r"^from \S+\.process_state import .*\n", re.MULTILINE)
+"""The import in ``left_behind`` of the module ``process_state``, whose source stands before it in a script."""
 LEAKS = """\
 left = growth(lambda: {call}, 4.0)
 print(f"{{left / 2**20:.3g}} MiB stay behind each time")
@@ -80,7 +88,12 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
     device = torch.device(trial.device).type
     claims = trial.kernel.capabilities
     functions, ending = _ending(source.calls, run.law, finding, run.case.dtype, claims)
-    for wrapper in (scripted.poisoned, scripted.in_sequences, scripted.last_program_first):
+    for wrapper in (
+        scripted.poisoned,
+        scripted.in_sequences,
+        scripted.last_program_first,
+        scripted.elsewhere,
+    ):
         if any(f"{wrapper.__name__}," in f"{function}, {arguments}" for function, arguments in source.calls):
             functions = [wrapper, *functions]
     if scripted.in_sequences in functions:
@@ -103,7 +116,9 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
             watched=[],
         ),
         *([inspect.getsource(poison)] if scripted.poisoned in functions else []),
+        *([inspect.getsource(streams)] if scripted.elsewhere in functions else []),
         *([inspect.getsource(memory)] if finding.kind == LEAK else []),
+        *([inspect.getsource(process_state), _left_behind()] if finding.kind == STATE else []),
         *(inspect.getsource(function) for function in (scripted.numbers, scripted.window, *called)),
         "\n".join(source.tensors),
         "before = [x.clone() for x in watched]",
@@ -158,6 +173,11 @@ def _ending(
         return [scripted.must_be_refused, scripted.must_be_unchanged], [refused, unchanged]
     if f.kind == LEAK:
         return [], [LEAKS.format(call=f"{calls[0][0]}({calls[0][1]})")]
+    if f.kind == STATE:
+        function, arguments = calls[f.call]
+        what, may_draw = f.claim.removeprefix(LEAVES), "dropout_p=" in arguments
+        call = f"{function}, {arguments}"
+        return [scripted.noted], [LEFT.format(call=call, may_draw=may_draw, what=what)]
     if f.kind == INTERMITTENT:
         return [scripted.repeat], _repeated(*calls[f.call], f)
     appends = "k_new=" in calls[f.call][1]
@@ -229,6 +249,11 @@ def _interpret(spec: str, is_repaired: bool) -> list[str]:
     formats, repair = (inspect.getsource(importlib.import_module(name)) for name in (FORMATS, REPAIRED))
     told = "# What follows repairs Triton's interpreter, up to the call of repair."
     return [INTERPRET, f"{told}\n{formats}", FROM_FORMATS.sub("", repair), "repair()"]
+
+
+def _left_behind() -> str:
+    """Return the source of ``left_behind`` without its import of another part of the script."""
+    return FROM_PROCESS_STATE.sub("", inspect.getsource(left_behind))
 
 
 def _origins(value: Any) -> list[str]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from strategies.rotary import rotated
 from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 from tests.harness.trial.ragged_form import apart
+from tests.harness.trial.streams import placed
 
 MARGIN = 4096
 """Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""
@@ -152,8 +153,8 @@ def by_kernel(
 
 
 def finished(results: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """Wait for the device, and return the results that are not None."""
-    if DEVICE != "cpu":
+    """Wait for the device, unless another stream than the usual one is used, and return what is not None."""
+    if DEVICE != "cpu" and torch.cuda.current_stream() == torch.cuda.default_stream():
         torch.cuda.synchronize()
     return {name: x.detach() for name, x in results.items() if x is not None}
 
@@ -180,6 +181,30 @@ def poisoned(
     if allocations.broken_guards():
         sys.exit("something was written outside of what was allocated")
     return results
+
+
+def noted(
+    storages: Any, call: Callable[..., dict[str, Tensor]], kernel: Any, *args: Any, **options: Any
+) -> dict[str, Tensor]:
+    """Make a call in a context that notes its tensors."""
+    with storages:
+        return call(kernel, *args, **options)
+
+
+def elsewhere(
+    place: str,
+    call: Callable[..., dict[str, Tensor]],
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    **options: Any,
+) -> Any:
+    """Make a call on a side stream, beside another current device, or in a CUDA graph."""
+    inputs = [q, k, dout] if v.data_ptr() == k.data_ptr() else [q, k, v, dout]
+    inputs += [options["cache_seqlens"]] if "cache_seqlens" in options else []
+    return placed(place, lambda: call(kernel, q, k, v, dout, **options), inputs)
 
 
 def is_right(actual: float, expected: float, allowed: float, largest: float) -> bool:

@@ -58,6 +58,7 @@ class Source:
             options |= {"fenced": True} | ({"is_before": True} if memory.is_before else {})
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
         function, *arguments = (
+            *(["elsewhere", repr(call.place)] if call.place else []),
             *(["last_program_first"] if call.order == BACKWARD else []),
             *(["in_sequences", str(call.packed)] if call.packed else []),
             *(["poisoned", str(poison)] if poison is not None else []),

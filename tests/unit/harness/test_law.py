@@ -74,5 +74,6 @@ def test_no_list_of_laws_stands_outside_of_the_laws() -> None:
     assert listing == {"programs.py"}  # the orders of programs are called forward and backward too
 
 
-def test_the_schedule_of_mutants_has_every_law_but_those_of_large_sizes() -> None:
-    assert set(ROUND) == {law for law in LAWS if not law_named(law).draws.get("large")}
+def test_the_schedule_of_mutants_has_every_law_but_those_of_large_sizes_and_of_gpus() -> None:
+    left_out = {law for law in LAWS if law_named(law).draws.get("large") or law_named(law).needs_gpu}
+    assert {*ROUND} == {*LAWS} - left_out

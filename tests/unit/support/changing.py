@@ -11,26 +11,26 @@ import torch
 from tests.unit.support.toys import sound
 
 CHANGES = {
-    "default dtype": lambda: torch.set_default_dtype(torch.float16),
-    "default device": lambda: torch.set_default_device("meta"),
+    "torch's default dtype": lambda: torch.set_default_dtype(torch.float16),
+    "torch's default device": lambda: torch.set_default_device("meta"),
     "grad mode": lambda: torch.set_grad_enabled(False),
     "PyTorch's random generator": lambda: torch.rand(3, dtype=torch.float32, device="cpu"),
     "Python's random generator": random.random,
     "NumPy's random generator": np.random.rand,
-    "precision of float32 products": lambda: torch.set_float32_matmul_precision("medium"),
-    "precision of 16-bit products": lambda: setattr(
+    "the precision of float32 products": lambda: torch.set_float32_matmul_precision("medium"),
+    "the precision of 16-bit products": lambda: setattr(
         torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
     ),
-    "flags of cuDNN": lambda: setattr(torch.backends.cudnn, "benchmark", True),
-    "kernels that SDPA may use": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "the flags of cuDNN": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "the kernels that SDPA may use": lambda: torch.backends.cuda.enable_math_sdp(False),
     "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
     "autocast": lambda: torch.set_autocast_cache_enabled(False),
-    "number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
-    "flushing of denormals": lambda: torch.set_flush_denormal(True),
-    "filters of warnings": lambda: warnings.simplefilter("ignore"),
+    "the number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "the flushing of denormals": lambda: torch.set_flush_denormal(True),
+    "the filters of warnings": lambda: warnings.simplefilter("ignore"),
     "environment variables": lambda: os.environ.update(FLASHPROOF_LEFT="1"),
-    "current folder": lambda: os.chdir("/"),
+    "the current folder": lambda: os.chdir("/"),
 }
 """How each piece of state is changed."""
 

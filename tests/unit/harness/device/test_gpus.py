@@ -1,4 +1,4 @@
-"""GPUs: a child process sees one of those that the caller may see, and no other."""
+"""GPUs: a child process has one of those that the caller may see."""
 
 import os
 from types import SimpleNamespace
@@ -25,6 +25,23 @@ PARTS = "MIG-1c0d,MIG-2e5f"
 )
 def test_an_entry_of_what_the_caller_may_see(visible: str | None, number: int, expected: str) -> None:
     assert entry(visible, number) == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "expected"),
+    [
+        (None, 0, "0,1"),
+        (None, 3, "3,0"),
+        ("4,6", 0, "4,6"),
+        ("4, 6", 1, "6,4"),
+        ("4", 0, "4"),
+        ("GPU-8932f937, GPU-b2c1", 1, "GPU-b2c1,GPU-8932f937"),
+        (PARTS, 1, "MIG-2e5f"),
+    ],
+)
+def test_a_process_has_its_gpu_first_and_may_see_another(
+    visible: str | None, number: int, expected: str
+) -> None:
     caller = {"HOME": "/home"} | ({} if visible is None else {VISIBLE: visible})
     assert pinned(f"cuda:{number}", caller) == {"HOME": "/home", VISIBLE: expected}
 

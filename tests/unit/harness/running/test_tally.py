@@ -20,7 +20,6 @@ class TestTally:
                 worst={"out": 0.5},
                 seconds={"kernel": 2.0},
                 notes={"so": True},
-                left_changed=("grad mode",),
             ),
             Verdict(
                 status="broken",
@@ -38,7 +37,6 @@ class TestTally:
         assert (one.examples, one.broken, one.refusals, one.skipped) == (3, 1, 1, 1)
         assert (one.worst, one.worst_tensor, one.worst_case) == (0.5, "out", repr(Case(seed=1)))
         assert one.seconds == {"kernel": 3.0}
-        assert one.changes == {"grad mode": 1}
         assert (one.noted, one.shown) == ({"so": 2}, {"so": 1})
 
     def test_quantiles_are_upper_edges_of_bins(self) -> None:

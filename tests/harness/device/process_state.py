@@ -38,13 +38,15 @@ PRECISIONS = (
 class Piece:
     """A piece of state, or a part of one: several parts have one name. ``put`` takes what ``read`` has returned.
 
-    Many modules change what is ``of_imports`` as they are imported. That happens once in a process, and stays.
+    Many modules change what is ``of_imports`` as they are imported. That happens once in a process, and stays. Values
+    of the same ``effect`` are different in writing alone.
     """
 
     name: str
     read: Callable[[], Any]
     put: Callable[[Any], object]
     of_imports: bool = False
+    effect: Callable[[Any], Any] = lambda value: value
 
 
 @contextmanager
@@ -57,9 +59,12 @@ def put_back(names: set[str]) -> Iterator[None]:
     finally:
         has_imported = len(sys.modules) > modules
         for piece, value in before:
-            if piece.read() != value and not (piece.of_imports and has_imported):
+            now = piece.read()
+            if now == value or (piece.of_imports and has_imported):
+                continue
+            if piece.effect(now) != piece.effect(value):
                 names.add(piece.name)
-                piece.put(value)
+            piece.put(value)
 
 
 def _flag(name: str, owner: Any, attribute: str) -> Piece:
@@ -78,7 +83,7 @@ def _older(read: Callable[[], Any], put: Callable[[Any], object]) -> Piece:
             return read()
         return None
 
-    return Piece("precision of float32 products", found, lambda value: value is None or put(value))
+    return Piece("the precision of float32 products", found, lambda value: value is None or put(value))
 
 
 def _generator_of_torch(name: str, generator: torch.Generator) -> Piece:
@@ -151,8 +156,8 @@ def _put_folder(path: str) -> None:
 CUDA, CUDNN = torch.backends.cuda, torch.backends.cudnn
 
 PIECES = (
-    Piece("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Piece("default device", _default_device, torch.set_default_device),
+    Piece("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Piece("torch's default device", _default_device, torch.set_default_device),
     # Inference mode comes first, because it changes grad mode.
     Piece("inference mode", torch.is_inference_mode_enabled, _put_inference_mode),
     Piece("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -164,14 +169,15 @@ PIECES = (
     _older(torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
     *(
         Piece(
-            "precision of float32 products",
+            "the precision of float32 products",
             partial(torch._C._get_fp32_precision_getter, *where),
             partial(torch._C._set_fp32_precision_setter, *where),
+            effect=lambda value: "ieee" if value == "none" else value,
         )
         for where in PRECISIONS
     ),
     *(
-        _flag("precision of 16-bit products", CUDA.matmul, attribute)
+        _flag("the precision of 16-bit products", CUDA.matmul, attribute)
         for attribute in (
             "allow_fp16_reduced_precision_reduction",
             "allow_bf16_reduced_precision_reduction",
@@ -179,11 +185,11 @@ PIECES = (
         )
     ),
     *(
-        _flag("flags of cuDNN", CUDNN, attribute)
+        _flag("the flags of cuDNN", CUDNN, attribute)
         for attribute in ("enabled", "benchmark", "benchmark_limit", "deterministic")
     ),
     *(
-        Piece("kernels that SDPA may use", read, put)
+        Piece("the kernels that SDPA may use", read, put)
         for read, put in (
             (CUDA.flash_sdp_enabled, CUDA.enable_flash_sdp),
             (CUDA.mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp),
@@ -223,19 +229,19 @@ PIECES = (
         )
     ),
     Piece("autocast", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    Piece("number of threads", torch.get_num_threads, torch.set_num_threads),
+    Piece("the number of threads", torch.get_num_threads, torch.set_num_threads),
     # Nothing tells whether numbers below the smallest normal one are flushed to 0 but such a number.
-    Piece("flushing of denormals", lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
-    Piece("filters of warnings", lambda: (*warnings.filters,), _put_warnings, of_imports=True),
+    Piece("the flushing of denormals", lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
+    Piece("the filters of warnings", lambda: (*warnings.filters,), _put_warnings, of_imports=True),
     Piece("environment variables", _environment, _put_environment, of_imports=True),
-    Piece("current folder", partial(os.readlink, CURRENT_FOLDER), _put_folder),
+    Piece("the current folder", partial(os.readlink, CURRENT_FOLDER), _put_folder),
 )
 
 
 def gpu_pieces() -> tuple[Piece, ...]:
     """Return the pieces that a process has once it uses a GPU."""
     return (
-        Piece("current GPU", torch.cuda.current_device, torch.cuda.set_device),
-        Piece("current stream", torch.cuda.current_stream, torch.cuda.set_stream),
-        *(_generator_of_torch("random generator of the GPU", x) for x in torch.cuda.default_generators),
+        Piece("the current GPU", torch.cuda.current_device, torch.cuda.set_device),
+        Piece("the current stream", torch.cuda.current_stream, torch.cuda.set_stream),
+        *(_generator_of_torch("the random generator of the GPU", x) for x in torch.cuda.default_generators),
     )

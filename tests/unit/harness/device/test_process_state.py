@@ -19,8 +19,8 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import tensors
 from strategies.values import FAMILIES, fill
+from tests.harness.device.process_state import PIECES, Piece, put_back
 from tests.harness.law import law_named
-from tests.harness.trial.process_state import PIECES, Piece, put_back
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.mutation.schedule import Schedule
 from tests.panel.test_models import CLAIMS
@@ -155,7 +155,7 @@ def test_newer_flags_of_precision_are_put_back_with_older_ones() -> None:
     with put_back(names):
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
-    assert names == {"precision of float32 products"}
+    assert names == {"the precision of float32 products"}
     assert values() == before
 
 
