@@ -7,6 +7,11 @@ after each of a thousand equal calls. A kernel that has dropout may draw its see
 state that is set and not put back, outputs that are views, and caches that nothing bounds.
 """
 
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -15,14 +20,16 @@ import torch
 from reference.mask_pattern import NO_PATTERN
 from reference.score_rule import PLAIN
 from strategies.layouts import bits
-from tests.harness.device.left_behind import OF_EARLIER, OWN, left_behind, shared
+from tests.harness.device.left_behind import FEW, OF_EARLIER, OWN, left_behind, shared
 from tests.harness.law import law
 from tests.harness.trial.problem import Problem
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.relate import asked
-from tests.harness.trial.trial import Trial
+from tests.harness.trial.trial import Trial, quoted
 from tests.harness.verdict import LEAVES, STATE
 
+NUMBER = re.compile(r"\d+")
+"""What differs between warnings of one kind, as sizes and addresses do."""
 OF_ONE_KEY = " in a call with one key"
 """What is said of memory that is shared where the softmax has a single term, and out is v."""
 
@@ -53,10 +60,23 @@ def look(trial: Trial, call: Prepared, number: int) -> None:
     """
     has_one_key = call.problem.k.shape[2] == 1
     of_earlier = [OF_EARLIER.format(name) for name in OWN]
-    for what in left_behind(partial(trial.repeat, call, number), may_draw=bool(call.problem.dropout_p)):
+    with noting_warnings(trial):
+        left = left_behind(partial(trial.repeat, call, number), may_draw=bool(call.problem.dropout_p))
+    for what in left:
         is_of_one_key = has_one_key and what.startswith(OWN)
         if not (is_of_one_key or (what in of_earlier and is_changed_by_other_numbers(trial))):
             trial.fail(f"{LEAVES}{what}", kind=STATE, call=number)
+
+
+@contextmanager
+def noting_warnings(trial: Trial) -> Iterator[None]:
+    """Note the warnings that calls make again and again meanwhile, which break no law."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield
+    told = Counter(f"{x.category.__name__}: {re.sub(NUMBER, '0', str(x.message))}" for x in warned)
+    for words in (x for x, times in told.items() if times > FEW):
+        trial.note(f"calls warn in {{}} examples: {quoted(words)}", shows=True)
 
 
 def of_one_key(p: Problem) -> Problem:

@@ -28,6 +28,8 @@ ONCE_A_CALL = 0.9
 
 OF_FILES, OF_THREADS = "a file open each time", "a thread running each time"
 """What a process has few of, so that such calls soon raise an exception."""
+LEAST_BYTES = 512
+"""The bytes of the smallest allocation of PyTorch on a GPU."""
 OF_GPU = "memory of the GPU allocated each time"
 """What is left behind by a call that allocates memory of a GPU which is never given back."""
 OWN = ("out", "lse")
@@ -154,7 +156,7 @@ def growing(call: Call, storages: Storages) -> list[str]:
         "a tensor in memory each time": storages.alive,
     }
     if torch.cuda.is_initialized():  # a library may allocate memory by other ways than PyTorch's operators
-        watches[OF_GPU] = torch.cuda.memory_allocated
+        watches[OF_GPU] = lambda: torch.cuda.memory_allocated() // LEAST_BYTES
 
     def steps(calls: int) -> dict[str, int]:
         before = {name: read() for name, read in watches.items()}

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import settings
 
 from kernels.contract import Capabilities
@@ -44,6 +45,8 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     if config.getoption("--database"):
         lines.append(f"failing cases are kept in {next(iter(plan.finds.databases))}")
     lines += [f"not run: {reason}" for reason in plan.unavailable]
+    if plan.device != "cpu" and torch.cuda.device_count() == 1:
+        lines.append("not run: calls beside another current device, as there is one GPU")
     if plan.device == "cpu":
         lines += [f"not run: law `{name}`, which needs a GPU" for name in LAWS if law_named(name).needs_gpu]
     lines += [f"an earlier run was cut off in a case, which comes first now: {path}" for path in unfinished]

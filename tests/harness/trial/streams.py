@@ -6,12 +6,12 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-SIDE, BESIDE, GRAPH = "side stream", "beside another device", "CUDA graph"
+SIDE, BESIDE, GRAPH = "on a side stream", "beside another current device", "in a CUDA graph"
 """The places of calls."""
 
-BUSY_CYCLES = 2**25
-"""Cycles for which the default stream is kept busy: about 20 milliseconds, longer than a small call takes."""
-SHORT_CYCLES = 2**22
+BUSY_CYCLES = 2**26
+"""Cycles for which the default stream is kept busy: 35 milliseconds, longer than it takes to launch a small call."""
+SHORT_CYCLES = 2**23
 """Cycles for which the side stream is kept busy before it writes the inputs."""
 WARM_UP = 2
 """Calls before one is captured, in which kernels are compiled and libraries make their workspaces."""
@@ -87,29 +87,30 @@ def in_graph(call: Callable[[], Results], inputs: Sequence[Tensor]) -> Results:
 
 def captured(graph: torch.cuda.CUDAGraph, call: Callable[[], Results]) -> Results:
     """Capture a call, and return the tensors that a replay writes. Raises CaptureRefused, after all is as before."""
+    pool = torch.cuda.graph_pool_handle()
     try:
         # Other threads may allocate and compile meanwhile; the call itself may not wait for the device.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             return call()
     except Exception as e:
         first = e.__context__ or e  # the end of a capture that has failed raises an exception as well
-        recover(graph)
+        recover(pool)
         raise CaptureRefused(f"{type(first).__name__}: {str(first).strip().partition(chr(10))[0]}") from e
 
 
-def recover(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that has failed: its memory pool is closed, and random generators capture no longer."""
-    with suppress(Exception):
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())
-    with suppress(Exception):
-        graph.reset()
-    with suppress(Exception):
-        torch.cuda.synchronize()
-    with (
-        suppress(Exception),
-        torch.cuda.stream(torch.cuda.Stream()),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
+def recover(pool: tuple[int, int]) -> None:
+    """End a capture that has failed, whose memory pool PyTorch leaves open, and whose random generators capture on.
+
+    Another capture, which ends well, has generators out of that state.
+    """
+    device = torch.cuda.current_device()
+    for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        with suppress(
+            Exception
+        ):  # the capture has ended the pool itself, or PyTorch calls this by another name
+            getattr(torch._C, end)(device, pool)
+    other = torch.cuda.CUDAGraph()
+    with suppress(Exception), torch.cuda.stream(torch.cuda.Stream()), torch.cuda.graph(other):
         torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
 
@@ -122,7 +123,7 @@ def once(x: Tensor) -> Tensor:
 def other_numbers(x: Tensor) -> Tensor:
     """Return other numbers of the same kind; lengths, which are integers, are 1 at most."""
     if x.is_floating_point():
-        return (0.375 * x.flip(-1).float()).to(x.dtype)
+        return (0.375 * x.float().flip(-1)).to(x.dtype)
     return x.clamp(max=1)
 
 

@@ -56,6 +56,9 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cubl
 NVIDIA's libraries call it by a status that ends with ``ALLOC_FAILED``, and cuBLAS may find none in ``cublasCreate``.
 """
 
+QUOTED = 160
+"""The most characters of an exception or a warning that a note has."""
+
 TOO_FAR = re.compile(r"must be positive and less than 2147483647 but got [1-9]\d{9}")
 """What PyTorch's own matrix product raises on a GPU for rows that lie 2^31 elements apart, as ``huge`` ones may."""
 
@@ -307,7 +310,7 @@ class Trial:
         in_turn = in_order(prepared.order or self.order)
         tuned = self._tuned(prepared.launch)
         with (
-            self._blame_kernel(number),
+            self._blame_kernel(number, prepared.place),
             watched(self.device, self.patience),
             put_back(set()),
             in_turn as programs,
@@ -394,7 +397,7 @@ class Trial:
                     self.note(text, shows=True)
 
     @contextmanager
-    def _blame_kernel(self, number: int) -> Iterator[None]:
+    def _blame_kernel(self, number: int, place: str = "") -> Iterator[None]:
         try:
             yield
         except NotImplementedError as e:
@@ -414,7 +417,8 @@ class Trial:
                 raise CannotRun(f"PyTorch's matrix product can't take the strides: {e}") from e
             if reason := why_not_here(e, self._device_type):
                 raise CannotRun(reason) from e
-            claim = f"a claimed case runs without an exception, but the kernel raised {type(e).__name__}: {e}"
+            runs = f"a claimed case runs {place} without an exception".replace("  ", " ")
+            claim = f"{runs}, but the kernel raised {type(e).__name__}: {e}"
             kind = "exception" if device_answers(self.device) else "fault"
             self.fail(claim, kind=kind, call=number, detail=traceback.format_exc(limit=-6))
 
@@ -493,6 +497,11 @@ class Trial:
 def in_short(error: BaseException) -> str:
     """Return what an exception says, for PyTorch on a GPU without who holds how much of its memory."""
     return str(error).partition(" GPU ")[0]
+
+
+def quoted(words: str) -> str:
+    """Return the words of an exception or a warning as a note may have them: in one short line, without braces."""
+    return " ".join(words.replace("{", "(").replace("}", ")").split())[:QUOTED]
 
 
 def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:

@@ -217,6 +217,12 @@ def garbage(q, k, v, *, causal, sm_scale):
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def warning(q, k, v, *, causal, sm_scale):
+    """Sound: warns in each call."""
+    warnings.warn(f"{k.shape[2]} keys are few {{slow}}", stacklevel=2)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 _POOL: list = []
 
 
@@ -264,6 +270,7 @@ SOUND = (
     recent,
     own_generator,
     garbage,
+    warning,
     thread_and_file_once,
     halves_of_one,
     remembering_copies,

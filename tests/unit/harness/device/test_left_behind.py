@@ -58,6 +58,13 @@ def test_nothing_is_told_of_sound_functions(function: Attention) -> None:
     assert told(function) == []
 
 
+def test_what_each_call_warns_of_is_a_note() -> None:
+    kernel = load(f"{leaving.__name__}:warning")
+    trial = Trial(kernel, CASES[0], "cpu", SAFETY)
+    law_named("process")(trial)
+    assert trial.notes == {"calls warn in {} examples: UserWarning: 0 keys are few (slow)": True}
+
+
 def test_a_cache_of_bounded_size_is_no_leak_and_one_without_bound_is() -> None:
     kept: list[Tensor] = []
 
