@@ -31,6 +31,10 @@ class OnCase(Protocol):
     def case(self) -> Case:
         """The case that calls are made on."""
 
+    @property
+    def device(self) -> str:
+        """The device on which they are made."""
+
 
 @dataclass(frozen=True)
 class Law:
@@ -82,8 +86,8 @@ class Law:
     place: float = math.inf
 
     def __call__(self, trial: OnCase) -> None:
-        """Check the law on a trial of a dtype that it is about. Raises LawBroken, Refused, or CannotRun."""
-        if trial.case.dtype in self.dtypes:
+        """Check the law on a trial of what it is about. Raises LawBroken, Refused, or CannotRun."""
+        if trial.case.dtype in self.dtypes and not (self.needs_gpu and trial.device == "cpu"):
             self.check(trial)
 
     @property

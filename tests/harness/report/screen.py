@@ -46,7 +46,7 @@ Paint = Callable[..., str]
 """A function that colours a text, such as ``TerminalWriter.markup``: ``paint("X", red=True)``."""
 
 FEW = 3
-"""Up to this many kernels are columns, and the laws are rows; with more, the kernels are rows and the laws columns."""
+"""Up to this many kernels are columns, and the laws are rows; more of them are rows, if all laws fit a line."""
 SCREEN = 80
 """The characters of a line."""
 LONGEST_NAME = 20
@@ -336,18 +336,38 @@ def matrix(
         marks = [MARKS[verdict(kernel, law, dtype)] for dtype in dtypes]
         return "".join(paint(mark.character, **mark.colour) for mark in marks)
 
-    if len(kernels) > FEW:
-        rows = {name: [cell(name, law) for law in laws] for name in kernels}
-        lines = _below_stairs(laws, rows, len(dtypes))
-    else:
+    width = len(dtypes)
+    of_laws, of_kernels = _most(kernels, width), _most(laws, width)
+    if len(kernels) <= FEW or (len(laws) > of_laws and len(kernels) <= of_kernels):
         rows = {law: [cell(name, law) for name in kernels] for law in laws}
-        lines = _below_stairs(kernels, rows, len(dtypes))
+        lines = _below_stairs(kernels, rows, width)
+    else:
+        blocks = _blocks(laws, of_laws)
+        parts = [{name: [cell(name, law) for law in block] for name in kernels} for block in blocks]
+        tables = [_below_stairs(block, rows, width) for block, rows in zip(blocks, parts, strict=True)]
+        lines = [line for at, table in enumerate(tables) for line in (*([""] if at else []), *table)]
     return [*lines, "", f"in each cell: {', '.join(dtypes)}", _legend(shown, paint)]
+
+
+def _margin(names: Iterable[str]) -> int:
+    """Return the width of the names of rows, with a space behind."""
+    return min(max(map(len, names), default=0), LONGEST_NAME) + 1
+
+
+def _most(names: Iterable[str], width: int) -> int:
+    """Return how many columns fit a line whose rows have these names."""
+    return (SCREEN + 1 - _margin(names)) // (width + 1)
+
+
+def _blocks(laws: Sequence[str], most: int) -> list[Sequence[str]]:
+    """Return the laws in as few parts as have at most so many each, and are about as long as each other."""
+    size = -(-len(laws) // -(-len(laws) // most)) if laws else 1
+    return [laws[start : start + size] for start in range(0, len(laws), size)]
 
 
 def _below_stairs(columns: Sequence[str], rows: dict[str, list[str]], width: int) -> list[str]:
     """Return the rows below the names of the columns, each on a line of its own, so that no name has to be cut."""
-    margin = min(max(map(len, rows)), LONGEST_NAME) + 1
+    margin = _margin(rows)
     step = "|".ljust(width + 1)
     stairs = [_stair(" " * margin + step * place, name) for place, name in enumerate(columns)]
     return [*stairs, *(_fitted(name).ljust(margin) + " ".join(cells) for name, cells in rows.items())]
