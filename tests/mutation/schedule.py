@@ -28,7 +28,7 @@ WEIGHED = (
 
 ROUND = (*WEIGHED, *(law for law in ALL_LAWS if law not in WEIGHED and law_named(law).costs == 1))
 """The laws of one round, with an example for each entry. A law that ``WEIGHED`` lacks is tried once, at the end. Laws
-of large sizes are left out, as kernels that are interpreted take too long for these, and so are those of GPUs alone."""
+that cost much are left out: those of large sizes, those of GPUs alone, and that which starts a process for a kernel."""
 
 LAWS = tuple(dict.fromkeys(ROUND))
 

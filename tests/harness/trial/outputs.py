@@ -9,6 +9,9 @@ from torch import Tensor
 
 from kernels.contract import Capabilities
 
+PLAIN, PLAIN_NAME = (Tensor, torch.nn.Parameter), "torch.Tensor"
+"""The classes of tensors that hold numbers, and do nothing else as they are read."""
+
 
 class WrongKind(TypeError):
     """A kernel returned another kind of object than the contract says; the message says which and what was expected."""
@@ -56,7 +59,7 @@ def type_name(value: Any) -> str:
 def departures(
     returned: Mapping[str, Tensor], q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lse_layout: str
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be.
+    """Yield what of class, shape, dtype and device is not as the contract says: tensor's name, what, is, should be.
 
     ``lse_layout`` is the kernel's claim of that name, and lse is as the kernel returned it. If q has 8-bit numbers, out
     is bfloat16.
@@ -72,8 +75,14 @@ def departures(
     }
     for name, x in returned.items():
         dtype = torch.float32 if name == "lse" else of_q
-        found = {"shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
-        expected = {"shape": tuple(shapes[name]), "dtype": dtype, "device": q.device.type}
+        class_ = type_name(x) if type(x) not in PLAIN else PLAIN_NAME
+        found = {"class": class_, "shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
+        expected = {
+            "class": PLAIN_NAME,
+            "shape": tuple(shapes[name]),
+            "dtype": dtype,
+            "device": q.device.type,
+        }
         yield from (
             (name, what, found[what], expected[what]) for what in found if found[what] != expected[what]
         )

@@ -9,7 +9,7 @@ import random
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -103,6 +103,13 @@ class CannotRun(Exception):
     """The case can't be run on this machine, which is not the kernel's fault."""
 
 
+Standalone = Callable[[Problem, Mapping[str, Any], bool], tuple[Outputs, tuple[str, ...]]]
+"""Makes a call, with gradients or without, in a process without Flashproof.
+
+It returns what that returns, and the names of functions of PyTorch that others have taken the place of there.
+"""
+
+
 @dataclass
 class Trial:
     """One case being tried on one kernel.
@@ -114,7 +121,8 @@ class Trial:
     tensors are made and judged at ``home``, the CPU or the device, which "" stands for; the kernel runs on the device.
     ``order`` is that of the programs of Triton kernels on the CPU, in calls that ask for none. ``assumes_family`` says
     that the family is not what the kernel claims, but one that calls are judged by to see whether it would explain
-    them, with whatever launch settings. The device gets ``patience`` seconds for each call.
+    them, with whatever launch settings. The device gets ``patience`` seconds for each call. ``standalone`` is None
+    where there is no process without Flashproof for the kernel.
     """
 
     kernel: AttentionKernel
@@ -130,6 +138,7 @@ class Trial:
     assumes_family: bool = False
     patience: float = WAIT_SECONDS
     order: str = ""
+    standalone: Standalone | None = None
     beside: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
@@ -330,7 +339,7 @@ class Trial:
         for name, reason in left_to_interpreter().items():
             self.note(f"Triton's interpreter ran {name} in {{}}, slowly, because {reason}", shows=True)
         outputs = replace(outputs, call=number, programs=programs.most)
-        self._check_contract(given, outputs, backward=backward)
+        self.check_contract(given, outputs, backward=backward)
         if copies:
             outputs = outputs.on_cpu()
             copies.write_back()
@@ -422,7 +431,8 @@ class Trial:
             kind = "exception" if device_answers(self.device) else "fault"
             self.fail(claim, kind=kind, call=number, detail=traceback.format_exc(limit=-6))
 
-    def _check_contract(self, p: Problem, outputs: Outputs, *, backward: bool) -> None:
+    def check_contract(self, p: Problem, outputs: Outputs, *, backward: bool) -> None:
+        """Raise LawBroken if an output is missing that is claimed, or is not as the contract says."""
         c = self.kernel.capabilities
         claimed = {"out": True, "lse": c.lse and not c.may_refuse}
         given = gradients_given(self.kernel, p)

@@ -66,6 +66,7 @@ from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_s
 from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
+from tests.harness.worker.script_process import ScriptProcess
 from tests.harness.worker.source import WritingTrial
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
@@ -88,6 +89,7 @@ class Worker:
     def __init__(self, device: str) -> None:
         self.device = device
         self.kernel = cache(registry.load)
+        self.script_process = cache(partial(ScriptProcess, device=device))
         self.explained: dict[tuple[str, str], dict[str, int]] = {}
 
     def answer(self, line: str) -> str:
@@ -247,6 +249,8 @@ class Worker:
             home = self.device if is_here else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
+            if isinstance(kernel.forward, registry.PlainFunction):
+                trial.standalone = self.script_process(run.spec).call
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:

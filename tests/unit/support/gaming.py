@@ -1,0 +1,95 @@
+"""Plain functions that answer well where they are tested, and wrong or late elsewhere; and sound ones beside them."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.unit.support.large import sound
+
+
+def careless(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Tensor:
+    """Attention without a softmax, which takes less time."""
+    scores = q.float() @ k.float().repeat_interleave(q.shape[1] // k.shape[1], 1).mT * sm_scale
+    return (scores @ v.float().repeat_interleave(q.shape[1] // v.shape[1], 1)).to(q.dtype)
+
+
+def where(is_tested: Callable[[], bool]) -> Callable[..., Tensor]:
+    """Return a function that computes attention where it finds that it is tested."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+        if is_tested():
+            return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+        return careless(q, k, v, causal, sm_scale)
+
+    return attention
+
+
+def frames() -> list[str]:
+    """Return the names of the modules of all functions that are being called."""
+    found, frame = [], sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        found.append(str(frame.f_globals.get("__name__")))
+    return found
+
+
+def has_a_reference() -> bool:
+    """Whether a matrix of float64 is alive, as expected answers are."""
+    return any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in gc.get_objects())
+
+
+of_modules = where(
+    lambda: any(name.startswith(("pytest", "hypothesis", "tests.harness")) for name in sys.modules)
+)
+of_stack = where(lambda: any("harness" in name or "properties" in name for name in frames()))
+of_arguments = where(lambda: any("tests" in word for word in sys.argv))
+of_references = where(has_a_reference)
+
+
+def other_comparison(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """Have any two tensors count as close."""
+    torch.allclose = lambda *args, **options: True
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+class Lazy(Tensor):
+    """A tensor that is computed as soon as anything is done with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute the tensors among the arguments."""
+        return func(*(x.as_subclass(Tensor) if isinstance(x, Lazy) else x for x in args), **(kwargs or {}))
+
+
+def lazy(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale).as_subclass(Lazy)
+
+
+def ending(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """End the process."""
+    os._exit(3)
+
+
+_answers: dict[Any, Tensor] = {}
+
+
+def by_shape(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """Return the answer of the first call of a shape."""
+    key = (q.shape, k.shape, q.dtype, causal, sm_scale)
+    return _answers.setdefault(key, sound(q, k, v, causal=causal, sm_scale=sm_scale))
+
+
+def reading_its_environment(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+    """Be right whatever the environment says of how to compute."""
+    if os.environ.get("ATTENTION_BACKEND", "") == "eager" or "flash_attn" in sys.modules:
+        return sound(q.contiguous(), k.contiguous(), v.contiguous(), causal=causal, sm_scale=sm_scale)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+WRONG_ELSEWHERE = ("of_modules", "of_stack", "of_arguments", "of_references")
+SOUND = ("reading_its_environment",)
