@@ -3,7 +3,7 @@
 Equal calls are made one after the other. After the first one, which may load and cache what it likes, none may leave
 torch's default dtype, a random generator, an environment variable or another piece of state changed, and out may not
 lie in memory of an input, for which a call with a single key is made as well. Nor may files, threads or tensors be more
-after each of a thousand equal calls. A kernel that has dropout may draw its seed from the random generators. Catches
+after each of many equal calls. A kernel that has dropout may draw its seed from the random generators. Catches
 state that is set and not put back, outputs that are views, and caches that nothing bounds.
 """
 
@@ -61,7 +61,8 @@ def look(trial: Trial, call: Prepared, number: int) -> None:
     has_one_key = call.problem.k.shape[2] == 1
     of_earlier = [OF_EARLIER.format(name) for name in OWN]
     with noting_warnings(trial):
-        left = left_behind(partial(trial.repeat, call, number), may_draw=bool(call.problem.dropout_p))
+        repeat, may_draw = partial(trial.repeat, call, number), bool(call.problem.dropout_p)
+        left = left_behind(repeat, may_draw=may_draw, known=trial.growing)
     for what in left:
         is_of_one_key = has_one_key and what.startswith(OWN)
         if not (is_of_one_key or (what in of_earlier and is_changed_by_other_numbers(trial))):

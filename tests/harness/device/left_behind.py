@@ -17,17 +17,21 @@ from tests.harness.device.process_state import put_back
 
 FEW = 2
 """Calls after each of which something more must be left, before more calls are made to see whether that goes on."""
-SERIES = 6
+SERIES = 4
 """What grows must do so in each of so many series of equal calls."""
-CALLS = 96
-"""Calls of a series: a cache of 512 results is full before the last one."""
+CALLS = 72
+"""Calls of a series: a cache of 256 results is full before the last one ends."""
+CALLS_AGAIN = 8
+"""Calls of the only series where something is known to grow with the calls of a kernel."""
 MOST_SECONDS = 8.0
 """Seconds that all of these may take. If a call is slower, it is not judged by what grows."""
 ONCE_A_CALL = 0.9
 """A leak leaves something in this share of the calls at least: memory that was free before may be taken first."""
 
-OF_FILES, OF_THREADS = "a file open each time", "a thread running each time"
-"""What a process has few of, so that such calls soon raise an exception."""
+FILES, THREADS = "/proc/self/fd", "/proc/self/task"
+"""Folders with an entry for each open file, and for each thread, of this process."""
+MANY = 512
+"""A process with more files or threads may soon get no further ones."""
 LEAST_BYTES = 512
 """The bytes of the smallest allocation of PyTorch on a GPU."""
 OF_GPU = "memory of the GPU allocated each time"
@@ -78,7 +82,7 @@ Call = Callable[[Storages], Results]
 """Makes a call in a context that notes its tensors."""
 
 
-def left_behind(call: Call, *, may_draw: bool) -> list[str]:
+def left_behind(call: Call, *, may_draw: bool, known: set[str] | None = None) -> list[str]:
     """Return what equal calls leave behind, each in words that follow "a call leaves", apart from the first call.
 
     That may import modules, load libraries, fill caches and start threads that stay.
@@ -86,6 +90,7 @@ def left_behind(call: Call, *, may_draw: bool) -> list[str]:
     Args:
         call: makes the same call again, in a context that notes its tensors, and returns them.
         may_draw: whether it has dropout, for which a kernel may draw a seed from the random generators.
+        known: what grows with the calls of the kernel, as far as other calls have shown; what this one shows is added.
     """
     storages, names = Storages(), set[str]()
     with put_back(set()):
@@ -101,7 +106,7 @@ def left_behind(call: Call, *, may_draw: bool) -> list[str]:
         if name in first and name in second and overlap(first[name], second[name])
     ]
     del first, second
-    return [*found, *growing(call, storages)]
+    return [*found, *growing(call, storages, set() if known is None else known)]
 
 
 def shared(results: Results) -> list[str]:
@@ -145,14 +150,19 @@ def entries(folder: str) -> int:
     return sum(1 for _ in Path(folder).iterdir())
 
 
-def growing(call: Call, storages: Storages) -> list[str]:
+def is_used_up() -> bool:
+    """Whether calls have left so many files or threads in this process that others may get none."""
+    return max(map(entries, (FILES, THREADS))) > MANY
+
+
+def growing(call: Call, storages: Storages, known: set[str]) -> list[str]:
     """Return what grows with each of many equal calls, in words: open files, threads, and memory of tensors.
 
-    ``storages`` has noted those of calls before.
+    ``storages`` has noted those of calls before. For what is ``known`` to grow, few calls are enough.
     """
     watches: dict[str, Callable[[], int]] = {
-        OF_FILES: partial(entries, "/proc/self/fd"),
-        OF_THREADS: partial(entries, "/proc/self/task"),
+        "a file open each time": partial(entries, FILES),
+        "a thread running each time": partial(entries, THREADS),
         "a tensor in memory each time": storages.alive,
     }
     if torch.cuda.is_initialized():  # a library may allocate memory by other ways than PyTorch's operators
@@ -172,8 +182,10 @@ def growing(call: Call, storages: Storages) -> list[str]:
     suspects = [name for name, step in steps(FEW).items() if step >= FEW]
     if (time.perf_counter() - start) / FEW * SERIES * CALLS > MOST_SECONDS:
         return []
-    for _ in range(SERIES if suspects else 0):
-        grown = steps(CALLS)
-        suspects = [name for name in suspects if grown[name] >= ONCE_A_CALL * CALLS]
+    series = [CALLS_AGAIN] if known.issuperset(suspects) else [CALLS] * SERIES
+    for calls in series:
+        grown = steps(calls) if suspects else {}
+        suspects = [name for name in suspects if grown[name] >= ONCE_A_CALL * calls]
+    known.update(suspects)
     # Tensors on a GPU are told as tensors, where PyTorch's operators have made them.
     return [name for name in suspects if name != OF_GPU or len(suspects) == 1]

@@ -153,6 +153,8 @@ class Trial:
     """By factor of the family, the member that explained the last call: it is tried first for the next one."""
     designs: set[str] = field(default_factory=set)
     """Descriptions of the members of a family that explained the calls."""
+    growing: set[str] = field(default_factory=set)
+    """What is known to grow with each call of the kernel: see ``left_behind``."""
     notes: dict[str, bool] = field(default_factory=dict)
     """What was noted: see ``note``."""
     launched: dict[str, list[str]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from strategies.case import TENSORS
 from tests.harness.device.environments import why_not_here
-from tests.harness.device.left_behind import OF_FILES, OF_THREADS
+from tests.harness.device.left_behind import is_used_up
 from tests.harness.device.memory import (
     device_bytes,
     gpu_to_itself,
@@ -90,13 +90,14 @@ class Worker:
         self.device = device
         self.kernel = cache(registry.load)
         self.script_process = cache(partial(ScriptProcess, device=device))
+        self.growing: dict[str, set[str]] = {}
         self.explained: dict[tuple[str, str], dict[str, int]] = {}
 
     def answer(self, line: str) -> str:
         """Return the answer to a request, both as lines of JSON.
 
         An error of Flashproof itself is an answer too, with its traceback as ``raised``. If ``fatal`` is true, the
-        process can't be trusted with another request: its device is lost, or calls use up its files or threads.
+        process can't be trusted with another request: its device is lost, or its files or threads are used up.
         """
         try:
             request = json.loads(line)
@@ -108,8 +109,7 @@ class Worker:
         is_lost = not device_answers(self.device)
         if not is_lost and self.device.startswith("cuda") and device_bytes("reserved") > CACHED_BYTES:
             torch.cuda.empty_cache()
-        told = (answer.get("finding") or {}).get("claim", "")
-        is_lost |= told.endswith((OF_FILES, OF_THREADS))
+        is_lost |= is_used_up()
         return json.dumps({**answer, "fatal": is_lost, "held": held_bytes()})
 
     def _needs_much(self, request: dict[str, Any]) -> bool:
@@ -248,6 +248,7 @@ class Worker:
             is_here = law.on_device or run.case.ragged != "none"
             home = self.device if is_here else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
+            trial.growing = self.growing.setdefault(kernel.name, set())
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
             if isinstance(kernel.forward, registry.PlainFunction):
                 trial.standalone = self.script_process(run.spec).call

@@ -75,9 +75,24 @@ def test_a_cache_of_bounded_size_is_no_leak_and_one_without_bound_is() -> None:
             kept.pop(0)
         return {}
 
-    for most, expected in ((512, []), (float("inf"), ["a tensor in memory each time"])):
+    for most, expected in ((256, []), (float("inf"), ["a tensor in memory each time"])):
         kept.clear()
         assert left_behind.left_behind(partial(call, most=most), may_draw=False) == expected
+
+
+def test_what_is_known_to_grow_is_told_after_few_calls() -> None:
+    kept: list[Tensor] = []
+
+    def call(storages: Storages) -> dict[str, Tensor]:
+        with storages:
+            kept.append(torch.ones(3))
+        return {}
+
+    known = set[str]()
+    for calls in (left_behind.CALLS * left_behind.SERIES, left_behind.CALLS_AGAIN):
+        kept.clear()
+        assert left_behind.left_behind(call, may_draw=False, known=known) == ["a tensor in memory each time"]
+        assert len(kept) == 2 + left_behind.FEW + calls
 
 
 def test_a_seed_may_be_drawn_where_there_is_dropout() -> None:
