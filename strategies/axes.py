@@ -70,11 +70,12 @@ def axes_of(space: Space, dtypes: Sequence[str], *, numbers: bool = True) -> tup
         _of_field("v_head_dim", c.v_head_dim),
         _of_field("v_in_k", c.v_in_k),
         *(_of_field(name, (SIMPLEST[name], *values)) for name, values in space.options.items()),
-        *(_of_call(space, name) for name in space.call_fields),
+        *(_of_call(space, name) for name in space.call_fields if name != "way"),
         *(_of_setting(name, values) for name, values in c.launch.items()),
     ]
     found = [
         *(replace(axis, is_compiled=True) for axis in compiled),
+        *(_of_ways(space.values_of_call(name)) for name in space.call_fields if name == "way"),
         Axis("layout", layouts, _layout, _in_layout, sum(name in ("contiguous", "bnhd") for name in layouts)),
         Axis("sm_scale", _scales(space), _scale, partial(_with_scale, space)),
     ]
@@ -96,11 +97,21 @@ def _of_field(name: str, values: Iterable[Any], usual: int = 1) -> Axis:
     """Return the axis of one field: its values, or ranges of numbers where it has many."""
     levels = tuple(dict.fromkeys(values))
     if len(levels) <= MOST_LEVELS:
-        return Axis(name, levels, partial(_field, name), partial(_with_field, name), usual)
+        return _of_values(name, levels, usual)
     members: dict[Level, list[int]] = {}
     for value in levels:
         members.setdefault(range_of(value), []).append(value)
     return _of_ranges(name, members, usual)
+
+
+def _of_ways(names: tuple[str, ...]) -> Axis:
+    """Return the axis of the way of calling, for none of which a kernel is compiled anew."""
+    return _of_values("way", names, len(names))
+
+
+def _of_values(name: str, levels: tuple[Level, ...], usual: int = 1) -> Axis:
+    """Return the axis of one field, each of whose values is a level."""
+    return Axis(name, levels, partial(_field, name), partial(_with_field, name), usual)
 
 
 def _of_ranges(name: str, members: Mapping[Level, Sequence[Any]], usual: int = 1) -> Axis:

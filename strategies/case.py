@@ -71,7 +71,8 @@ class Case:
     empty, all sequences have seqlen_q queries, or seqlen_k keys. They count in the law ``ragged`` alone; in calls of
     other laws all sequences have all of both. ``rows_behind`` is the number of packed rows that no sequence has. A
     ``page_size`` of 0 is the smallest that is claimed. ``block_table`` is one of ``TABLES`` and ``pool`` a value of the
-    claim ``pools``. ``launch`` holds the kernel's own launch settings as (name, value) pairs.
+    claim ``pools``. ``way`` is none, or a way of ``strategies.ways``. ``launch`` holds the kernel's own launch
+    settings as (name, value) pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -108,6 +109,7 @@ class Case:
     fp8_cache: str = _declared("none", "the 8-bit numbers of the cache", tried=("none",), since=8)
     fp8_inputs: str = _declared("none", "the 8-bit numbers of q and k", tried=("none", *FP8_INPUTS), since=8)
     rotary: str = _declared("none", "the rotation of q and k", tried=("none", *ROTARY), since=8)
+    way: str = _declared("none", "the way of calling", tried=("none",), since=10)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")
     v_layout: str = _declared("contiguous", "the memory layout of v")

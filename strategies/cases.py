@@ -37,6 +37,7 @@ from strategies.sequences import (
     with_several_sequences,
 )
 from strategies.values import FAMILIES
+from strategies.ways import as_its_way_has_it, ways_of
 
 # In each tuple the simplest value comes first. What is written several times is drawn that much more often.
 BATCHES = (1, 1, 2, 3)
@@ -120,8 +121,8 @@ class Space:
         variants: so they may, and soft-caps, ALiBi, biases and sinks may change the scores.
         gradients: only calls of which gradients are claimed.
         calls: fields of the case that say what call a law makes which is no plain one: the first is one of the values
-            of the claim of its name, the others may be ``none``. Without ``dense`` calls each case has a kind of
-            ``ragged``.
+            of the claim of its name, or of ``ways_of`` for the way of calling, the others may be ``none``. Without
+            ``dense`` calls each case has a kind of ``ragged``.
         kinds: some of the calls are of a kind of ``ragged``, where that is claimed. Each of their sequences has all
             queries and keys, unless ``calls`` has "ragged".
         far: all tensors have huge strides, where that is claimed.
@@ -180,7 +181,7 @@ class Space:
 
     def values_of_call(self, name: str) -> tuple[str, ...]:
         """Return what a field of ``call_fields`` may be, the simplest first; the first of ``calls`` is never that."""
-        own: tuple[str, ...] = getattr(self.claims, name)
+        own: tuple[str, ...] = ways_of(self.claims) if name == "way" else getattr(self.claims, name)
         is_always_one = name in self.calls[:1] or (name == "ragged" and not self.claims.dense)
         return own if is_always_one else (SIMPLEST[name], *own)
 
@@ -266,6 +267,7 @@ class Space:
         for name in self.call_fields[1:]:  # a kind of call may be claimed without this
             if not CLAIMS[name].admits(getattr(capabilities, name), case):
                 case = changed(case, **{name: SIMPLEST[name]})
+        case = as_its_way_has_it(capabilities, case)
         if capabilities.bias_gradient and case.bias != "none":
             case = _with_several_to_sum(capabilities, case)
         if case.v_in_k and not case.v_is_of_k:

@@ -10,9 +10,9 @@ Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen
 kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +inf is claimed, and gradients 0.
 """
 
+from kernels.contract.admission import can_be_ragged, takes_scale
 from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
 from kernels.contract.capabilities import CLAIMS, Capabilities
-from kernels.contract.consistency import can_be_ragged, takes_scale
 from kernels.contract.kernel import ANY_LAW, AttentionKernel, KnownFailure
 from kernels.contract.names import (
     BIASES,
@@ -21,11 +21,13 @@ from kernels.contract.names import (
     FP8_SCALES,
     GRADIENTS,
     LAYOUTS,
+    OF_SINKS,
     OUTPUTS,
     POOLS,
     RAGGED_KEYWORDS,
     ROTARY,
     SMALLEST_NORMAL,
+    THROUGH_LSE,
     WITH_GRADIENTS,
     WITH_KEY_PADDING,
     WITH_PACKED_QUERIES,
@@ -51,11 +53,13 @@ __all__ = [
     "FP8_SCALES",
     "GRADIENTS",
     "LAYOUTS",
+    "OF_SINKS",
     "OUTPUTS",
     "POOLS",
     "RAGGED_KEYWORDS",
     "ROTARY",
     "SMALLEST_NORMAL",
+    "THROUGH_LSE",
     "WITH_GRADIENTS",
     "WITH_KEY_PADDING",
     "WITH_PACKED_QUERIES",

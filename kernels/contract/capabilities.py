@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from kernels.contract.admission import can_be_ragged, keywords_of_ragged, sizes, takes_scale
 from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
-from kernels.contract.consistency import can_be_ragged, check_consistent, takes_scale
+from kernels.contract.consistency import check_consistent
 from kernels.contract.declaration import Claim, claim, claims_of
 from kernels.contract.names import (
     BIASES,
@@ -13,10 +14,12 @@ from kernels.contract.names import (
     FP8_INPUTS,
     FP8_SCALES,
     LAYOUTS,
+    OF_SINKS,
     OUTPUTS,
     POOLS,
     RAGGED_KEYWORDS,
     ROTARY,
+    THROUGH_LSE,
     WITH_GRADIENTS,
 )
 from kernels.contract.spelling import (
@@ -31,24 +34,6 @@ from kernels.contract.spelling import (
     words,
 )
 from reference.family import Family, with_8_bit_inputs
-
-
-def _keywords_of_ragged(claimed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keywords of several kinds of sequences of different lengths, each once."""
-    return tuple(dict.fromkeys(name for kind in claimed for name in RAGGED_KEYWORDS[kind]))
-
-
-def _sizes(name: str, meaning: str) -> Any:
-    """Declare the claim of a part of a mask's pattern: the values with which ``forward`` and ``backward`` take it."""
-    return claim(
-        (0,),
-        f"""{meaning} 0 stands for none, and is not passed.""",
-        integers(0, "0,128", "0-4096"),
-        fields=(name,),
-        admits=lambda claimed, case: getattr(case, name) in (0, *claimed),
-        less=(0,),
-        keywords=lambda claimed: (name,) if any(claimed) else (),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,30 +202,30 @@ class Capabilities:
         less=(0.0,),
         keywords=lambda claimed: ("dropout_p", "dropout_seed") if any(claimed) else (),
     )
-    window: tuple[int, ...] = _sizes(
+    window: tuple[int, ...] = sizes(
         "window",
         """The sizes of a sliding window that `forward` and `backward` take as `window`: query i sees key j only if
         `i + seqlen_k - seqlen_q - j < window` (with `causal_alignment=top_left`, if `i - j < window`), and only if a
         causal mask lets it.""",
     )
-    window_right: tuple[int, ...] = _sizes(
+    window_right: tuple[int, ...] = sizes(
         "window_right",
         """The sizes of a sliding window to the right that `forward` and `backward` take as `window_right`: query i sees
         key j only if `j - (i + seqlen_k - seqlen_q) < window_right` (with `causal_alignment=top_left`, if
         `j - i < window_right`). Together with `window` it makes a window to both sides.""",
     )
-    chunk: tuple[int, ...] = _sizes(
+    chunk: tuple[int, ...] = sizes(
         "chunk",
         """The sizes of the chunks of local attention that `forward` and `backward` take as `chunk`: query i sees key j
         only if `(i + seqlen_k - seqlen_q) // chunk == j // chunk` (with `causal_alignment=top_left`, if
         `i // chunk == j // chunk`), and only if a causal mask lets it.""",
     )
-    first_keys: tuple[int, ...] = _sizes(
+    first_keys: tuple[int, ...] = sizes(
         "first_keys",
         """The numbers of first keys, also known as sink tokens, that `forward` and `backward` take as `first_keys`:
         every query sees them whatever `window`, `window_right` and `chunk` hide, if a causal mask lets it.""",
     )
-    prefix: tuple[int, ...] = _sizes(
+    prefix: tuple[int, ...] = sizes(
         "prefix",
         """The lengths of a prefix that `forward` and `backward` take as `prefix`: every query sees the first `prefix`
         keys, whatever a causal mask and the other parts of the pattern hide.""",
@@ -290,12 +275,21 @@ class Capabilities:
         False,
         """`forward` and `backward` take `sinks`, a float32 tensor (heads_q,): to the sum that the softmax of head h
         divides by, `exp(sinks[h])` is added, and so lse has it too. It is not passed where a case has none. The lse of
-        a row that sees no key is not judged then, and the gradient of `sinks` is not asked for.""",
+        a row that sees no key is not judged then. Its gradient is asked for only with `sinks_gradient`.""",
         BOOLEAN,
         fields=("sinks",),
         admits=lambda claimed, case: claimed or not case.sinks,
         less=False,
         keywords=lambda claimed: ("sinks",) if claimed else (),
+    )
+    sinks_gradient: bool = claim(
+        False,
+        """Autograd gives the gradient of `sinks` too, where a call is passed one that requires grad: dsinks, float32
+        (heads_q,). It means nothing for a kernel that has a `backward` of its own.""",
+        BOOLEAN,
+        fields=("way",),
+        admits=lambda claimed, case: claimed or case.way not in OF_SINKS,
+        less=False,
     )
     grouped_heads: bool = claim(
         True,
@@ -346,7 +340,7 @@ class Capabilities:
         fields=("ragged",),
         admits=lambda claimed, case: case.ragged in ("none", *claimed),
         less=(),
-        keywords=_keywords_of_ragged,
+        keywords=keywords_of_ragged,
     )
     page_sizes: tuple[int, ...] = claim(
         (16, 32, 64, 128, 256),
@@ -446,6 +440,15 @@ class Capabilities:
         "`forward` returns lse beside out. A plain function may return out alone; then no lse is judged.",
         BOOLEAN,
     )
+    lse_gradient: bool = claim(
+        False,
+        """Gradients flow through lse too: autograd differentiates a sum of what is computed from out and from lse. It
+        means nothing for a kernel that has a `backward` of its own.""",
+        BOOLEAN,
+        fields=("way",),
+        admits=lambda claimed, case: claimed or case.way != THROUGH_LSE,
+        less=False,
+    )
     lse_base: Literal["e", "2"] = claim(
         "e",
         """The base of the logarithm that `forward` returns as lse. An lse in base 2 is multiplied by ln 2 in float64
@@ -489,6 +492,16 @@ class Capabilities:
         """The bits of a row depend on nothing but what the row sees: neither on what else is in the batch or in the
         tile, nor on how the tensors lie in memory.""",
         BOOLEAN,
+    )
+    autocast: bool = claim(
+        True,
+        """A call under `torch.autocast`, to the dtype of its inputs, is as precise as any other. Without this claim its
+        products may be rounded to that dtype, which is noted and no bug.""",
+        BOOLEAN,
+    )
+    by_autograd: bool = claim(
+        False,
+        "Gradients come from autograd. It need not be claimed, as it follows from a kernel without `backward`.",
     )
     validates: bool = claim(
         True, "A call that is not claimed raises an error before anything is launched.", BOOLEAN

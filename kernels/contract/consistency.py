@@ -1,25 +1,8 @@
-"""Which cases meet a claim, where several fields decide that, and claims that contradict each other."""
+"""Claims that contradict each other, or that no case would meet."""
 
 from typing import Any
 
-from kernels.contract.names import WITH_KEY_PADDING, default_scale
-
-
-def takes_scale(claimed: Any, sm_scale: float, head_dim: int) -> bool:
-    """Whether a kernel with this value of the claim ``sm_scale`` takes an ``sm_scale`` at a head_dim."""
-    if claimed == "default":
-        return sm_scale == default_scale(head_dim)
-    return sm_scale in claimed if isinstance(claimed, tuple) else claimed == "any" or sm_scale > 0
-
-
-def can_be_ragged(case: Any) -> bool:
-    """Whether a case says a kind of the claim ``ragged`` in which the plain call that it describes can be made."""
-    return (
-        case.ragged != "none"
-        and (case.ragged != "document" or case.seqlen_q == case.seqlen_k)
-        and (case.ragged != "append" or case.seqlen_k > 0)
-        and (case.key_padding == "none" or case.ragged in WITH_KEY_PADDING)
-    )
+from kernels.contract.names import WITH_KEY_PADDING
 
 
 def check_consistent(claims: Any) -> None:

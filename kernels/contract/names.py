@@ -9,8 +9,12 @@ FP8_SCALES = {"head": ("cache", "paged"), "page": ("paged",)}
 """What has a scale of its own in a cache of 8-bit numbers, and in which kinds of the claim ``ragged``."""
 ROTARY = ("halves", "interleaved")
 """The ways in which columns are paired that are rotated by positions."""
-GRADIENTS = ("dq", "dk", "dv", "dbias")
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 OUTPUTS = ("out", "lse", *GRADIENTS)
+OF_SINKS = ("sinks_too", "sinks_alone")
+"""The ways of calling (``strategies.ways``) in which sinks require grad."""
+THROUGH_LSE = "through_lse"
+"""The way of calling in which gradients flow through lse."""
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 """By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
 

@@ -42,7 +42,12 @@ def _unknown_design(dtype: str, device: str) -> Family:
 
 
 PLAIN_FUNCTION = Capabilities(
-    nonfinite="seen", deterministic=(), validates=False, may_refuse=True, designs=plain_function_designs
+    nonfinite="seen",
+    deterministic=(),
+    autocast=False,
+    validates=False,
+    may_refuse=True,
+    designs=plain_function_designs,
 )
 """The claims that are assumed of a plain function ``f(q, k, v, *, causal, sm_scale)``: the contract and nothing beyond.
 

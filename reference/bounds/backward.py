@@ -1,4 +1,4 @@
-"""Bounds of dq, dk, dv and dbias.
+"""Bounds of dq, dk, dv, dbias and dsinks.
 
 Gradients are judged at the kernel's own stored out and lse ("teacher-forced") wherever the kernel computes them from
 these, so that an error of the forward is not blamed on the backward. Where the kernel returns no out or lse, or its
@@ -49,6 +49,16 @@ by n U sum |dS|, and by 2 n 2^-126 where atomic adds flush the addend and the su
 casts of different dS count as their root of squares, as in dq and dk. Where the bias was multiplied by log2 e and
 rounded (``Arithmetic.rounded_bias``), what is summed is ln 2 dS, and each dS or their sum is rounded once more before
 the factor log2 e is put back: that is one store more, whose underflow counts 1 / ln 2 < 2 times.
+
+A gradient g of lse adds P_ij g_i to dS_ij, so that delta - g takes the place of delta, whether one subtracts g from
+delta or autograd adds P g to dS. In the second case each term errs and is cast by itself, so that P |g| is added to
+the size of dS, and |g| to that of delta.
+
+The sink s of a head is the score of one more key whose value is 0, so that its dP is 0 and its dS is -p (delta - g),
+where p = exp(s - lse). dsinks is the sum of these over the rows of the head, of all sequences. p errs relatively by
+expm1 of 4 U (|s| + |lse|), of the error of lse where that is not the kernel's own, and by 16 U for exp, the division by
+l and the product; where P is cast before dS is made of it, by that cast as well. Terms of rows that see no key are 0. A
+sum of n terms in float32 errs by n U times the sum of their sizes.
 """
 
 import math
@@ -72,7 +82,7 @@ from reference.score_rule import broadcast
 class GradientBounds:
     """Expected dq (B, H, R, D), dk and dv (B, H, N, D) in float64, and the bounds of their errors.
 
-    dbias, with the shape of the bias, and its bound are None if they are not asked for.
+    dbias, with the shape of the bias, and dsinks (heads_q,) are None, with their bounds, if they are not asked for.
     """
 
     dq: Tensor
@@ -83,6 +93,8 @@ class GradientBounds:
     dv_bound: Tensor
     dbias: Tensor | None = None
     dbias_bound: Tensor | None = None
+    dsinks: Tensor | None = None
+    dsinks_bound: Tensor | None = None
 
 
 def backward_bounds(
@@ -97,6 +109,8 @@ def backward_bounds(
     clustered: bool = True,
     bias_shape: Sequence[int] | None = None,
     keys: Tensor | None = None,
+    dlse: Tensor | None = None,
+    of_sinks: bool = False,
 ) -> GradientBounds:
     """Return the gradients and their bounds, by rule 1 (``safety=None``) or rule 2, which is never above rule 1.
 
@@ -104,10 +118,11 @@ def backward_bounds(
     kernel's own (teacher-forced). If either is None, the exact one is used and ``forward`` must hold its rule-1
     bounds. ``safety`` and ``clustered`` are those of ``forward_bounds``. With ``bias_shape``, the shape of a bias
     (batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k), there is dbias as well. With ``keys`` (number,) int64, dk and
-    dv are those of these keys alone. Raises ValueError if out or lse is missing and ``forward`` is too.
+    dv are those of these keys alone. ``dlse`` (B, H, R), float64, is the gradient of lse, and ``of_sinks`` asks for
+    dsinks, whose bound is that of rule 1. Raises ValueError if out or lse is missing and ``forward`` is too.
     """
     a, rows, terms = arithmetic, e.q.shape[-2], e.k.shape[-2]
-    t = _terms(e, dout, a, out, lse, forward, safety, clustered)
+    t = _terms(e, dout, a, out, lse, forward, safety, clustered, dlse)
     dbias = None if bias_shape is None else _bias_gradient(e, t, a, bias_shape, safety, clustered)
     scale, last = abs(e.sm_scale), a.output.roundoff
     # If an operand was scaled and rounded, the gradient of the scaled operand may be stored before it is scaled back.
@@ -169,6 +184,7 @@ def backward_bounds(
         dk_bound=dk_bound.masked_fill_(dk_lost, math.inf),
         dv_bound=dv_bound.masked_fill_(dv_lost, math.inf),
         **({} if dbias is None else {"dbias": dbias[0], "dbias_bound": dbias[1]}),
+        **(_sinks_gradient(e, t, a) if of_sinks else {}),
     )
 
 
@@ -220,13 +236,18 @@ class _Product:
 class _Terms:
     """P and dS with their errors, and the rows, keys and columns of v that an overflow of float32 may spoil.
 
-    ``of_scores`` is dS before a soft-cap's slope, and its error that before any cast of it. ``products_lost`` are the
-    rows in which a product may overflow, whatever comes of the cast of dS.
+    ``of_scores`` is dS before a soft-cap's slope, and its error that before any cast of it. ``delta`` (B, H, R, 1) has
+    the gradient of lse subtracted, and ``shift`` (B, H, R) is the lse that weights are made of; each has its error.
+    ``products_lost`` are the rows in which a product may overflow, whatever comes of the cast of dS.
     """
 
     weights: _Operand
     grad_s: _Operand
     of_scores: _Operand
+    delta: Tensor
+    delta_error: Tensor
+    shift: Tensor
+    shift_error: Tensor | float
     products_lost: Tensor
     rows_lost: Tensor
     keys_lost: Tensor
@@ -251,6 +272,7 @@ def _terms(
     forward: ForwardBounds | None,
     safety: float | None,
     clustered: bool,
+    dlse: Tensor | None,
 ) -> _Terms:
     if forward is None and (out is None or lse is None):
         raise ValueError("backward_bounds needs the kernel's out and lse, or the forward bounds")
@@ -283,11 +305,15 @@ def _terms(
     sums = _Sums(dout, out, out_error, apart, p, grad_p, of_products, of_grad_p)
     delta_error = _delta_error(e, a, err, sums, safety, clustered)
     grad_s = (grad_p - delta).mul_(p)
-    size = grad_s.abs()
+    size, size_delta = grad_s.abs(), delta.abs()
+    if dlse is not None:
+        of_lse = dlse[..., None]
+        grad_s.addcmul_(p, of_lse)
+        size.addcmul_(p, of_lse.abs())
+        delta, size_delta = delta - of_lse, size_delta + of_lse.abs()
     relative = torch.addcmul(err.intercept, err.slope, err.size)
     # The error of dS: weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast
     # of P, if dS is made from the P that was cast; and exp2's flush of weights below 2^-126 to 0.
-    size_delta = delta.abs()
     of_delta = torch.addcmul(
         (3 * FP32_ROUNDOFF + 2 * rounded) * size_delta, err.factor + rounded, delta_error
     )
@@ -321,7 +347,8 @@ def _terms(
         casts=1 + a.ds_from_rounded_p,
     )
     if e.cap_slope is not None:
-        grad_s, size, error = _through_cap(e, e.cap_slope, grad_s, error + cast * size, relative)
+        error = error + cast * size
+        grad_s, size, error = _through_cap(e, e.cap_slope, (grad_s, size, error), relative)
     largest_delta = (out * dout).abs_().sum(-1, keepdim=True) + delta_error
     # If large scores make lse err by LARGEST_EXPONENT or more, the weights made from it are unknown. A weight above 1
     # comes from a wrong lse of the kernel's own, and may overflow in the cast.
@@ -351,6 +378,10 @@ def _terms(
             casts=1 + a.ds_from_rounded_p,
         ),
         of_scores=of_scores,
+        delta=delta,
+        delta_error=delta_error + 3 * FP32_ROUNDOFF * size_delta,
+        shift=shift,
+        shift_error=extra,
         products_lost=row_lost,
         rows_lost=row_lost | ~(largest(cast_ds, -1) < most_ds),
         keys_lost=row_lost.any(-2, keepdim=True) | ~(largest(cast_ds, -2).mT < most_ds),
@@ -398,16 +429,41 @@ def _bias_gradient(
     return value.reshape(*shape), bound.masked_fill_(lost, math.inf).reshape(*shape)
 
 
+def _sinks_gradient(e: Exact, t: _Terms, a: Arithmetic) -> dict[str, Tensor]:
+    """Return dsinks (heads_q,) and its bound by rule 1, which the docstring of this module derives."""
+    if e.sink is None:
+        raise ValueError("of_sinks: got True without sinks, expected a call with sinks")
+    heads_q, shift = e.group * e.k.shape[1], t.shift[..., None]
+    extra = t.shift_error[..., None] if isinstance(t.shift_error, Tensor) else t.shift_error
+    p = (e.sink - shift).exp().masked_fill(e.empty[..., None], 0.0)
+    relative = torch.expm1(4 * FP32_ROUNDOFF * (e.sink.abs() + shift.abs()) + extra + 16 * FP32_ROUNDOFF)
+    relative = relative + (t.of_scores.casts - 1) * a.weights.roundoff
+    if a.rounded_scores:
+        relative = relative + 4 * a.weights.roundoff
+    size = p * t.delta.abs()
+    error = relative * size + p * (1 + relative) * t.delta_error + SUBNORMAL_FLUSH
+    value, size, error = (
+        unfold(x.expand_as(shift), heads_q).sum((0, 2, 3)) for x in (-p * t.delta, size, error)
+    )
+    terms = shift.numel() // max(1, heads_q)
+    error = error + (terms + 1) * FP32_ROUNDOFF * (size + error)
+    lost = unfold(t.products_lost.expand_as(shift).double(), heads_q).sum((0, 2, 3)) > 0
+    return {"dsinks": value, "dsinks_bound": error.masked_fill_(lost, math.inf)}
+
+
 def _through_cap(
-    e: Exact, slope: Tensor, grad_s: Tensor, error: Tensor, of_scores: Tensor
+    e: Exact, slope: Tensor, before: tuple[Tensor, Tensor, Tensor], of_scores: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dS, its size and its error after the soft-cap's slope, where scores err by ``of_scores`` (B, H, R, N)."""
+    """Return dS, its size and its error after the soft-cap's slope, from those ``before`` it.
+
+    Scores err by ``of_scores`` (B, H, R, N).
+    """
+    grad_s, size, error = before
     moved = of_scores / e.softcap
     of_slope = 2 * (1 - slope).sqrt() * moved + moved.square() + 3 * FP32_ROUNDOFF
     of_slope.clamp_max_(1.0)
-    error = error * (slope + of_slope) + grad_s.abs() * of_slope
-    grad_s = grad_s * slope
-    return grad_s, grad_s.abs(), error
+    error = error * (slope + of_slope) + size * of_slope
+    return grad_s * slope, size * slope, error
 
 
 def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, seen: Tensor | None) -> Tensor:

@@ -23,6 +23,7 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
+from strategies.ways import as_its_way_has_it
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
@@ -196,7 +197,8 @@ def ordinary_cases(
 ) -> list[Case]:
     """Return cases, with and without a causal mask, if claimed. They are the same for all bugs of a kernel in a dtype.
 
-    Tuners take the configurations that they take in the case ``like``: users may get any of them.
+    Tuners take the configurations that they take in the case ``like``, and calls are made in its way: users may have
+    any of them.
     """
     c = capabilities
     lengths = ORDINARY_LENGTHS[device_type]
@@ -216,10 +218,11 @@ def ordinary_cases(
             dtype=dtype,
             seed=at,
             launch=launch,
+            way=like.way if like else SIMPLEST["way"],
         )
         for at, (seqlen_q, seqlen_k, causal) in enumerate(product(lengths, lengths, c.causal))
     ]
-    claimed = [case for case in drawn if c.admits(case)]
+    claimed = [case for case in (as_its_way_has_it(c, x) for x in drawn) if c.admits(case)]
     return random.Random(SEED).sample(claimed, min(ORDINARY, len(claimed)))
 
 

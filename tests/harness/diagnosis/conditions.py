@@ -68,10 +68,10 @@ ORDINARY_JUDGED = 8
 """How many ordinary cases are run to see which tensors a bug without conditions makes wrong."""
 ASKED_OF_DESIGNS = 3
 """In how many ordinary cases it is tried whether a less precise design explains the wrong tensors but the failure's."""
-OF_SCORES = ("dq", "dk", "dbias")
+OF_SCORES = ("dq", "dk", "dbias", "dsinks")
 """The gradients that are computed from dS."""
 FOLLOW = {"out": GRADIENTS, **{name: tuple(x for x in OF_SCORES if x != name) for name in OF_SCORES}}
-"""The gradients that inherit rounding errors: all those of out; and dq, dk and dbias share those of dS."""
+"""The gradients that inherit rounding errors: those of out all, and dq, dk, dbias and dsinks those of dS."""
 AS_SMALL = 4
 """Inherited rounding errors are at most this many times as large; those of float16 and bfloat16 differ by 8."""
 

@@ -22,6 +22,7 @@ from strategies.features import (
     feature,
     text,
 )
+from strategies.ways import WAYS
 from tests.harness.bugs.bug import Bug, Condition, Occurrences
 from tests.harness.bugs.failure import headline
 from tests.harness.law import law_named
@@ -101,6 +102,8 @@ def _need(need: Condition) -> str:
         return _scale(need)
     if need.name in OF_SEQUENCES:
         return _of_sequences(need)
+    if need.name == "way":
+        return " or ".join(WAYS[way].told for way in need.fails)
     if _are_above(need):
         return f"{need.name} above {text(max(need.holds))}"
     if need.name == "page_size" and max(need.fails) < min(need.holds):

@@ -20,6 +20,7 @@ from strategies.lengths import MAX_SEQLEN, TILES, shortest_lengths
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.sequences import FIELDS as OF_SEQUENCES
 from strategies.values import FAMILIES
+from strategies.ways import ways_of
 from tests.harness.law import LAWS, law_named
 from tests.harness.verdict import Verdict
 
@@ -315,6 +316,7 @@ def claimed(c: Capabilities) -> list[str]:
         "bias": ("none", *c.bias),
         "sinks": (False, *((True,) if c.sinks else ())),
         **{name: ("none", *getattr(c, name)) for name in OF_CALLS},
+        "way": ("none", *ways_of(c)),
         **dict.fromkeys(LAYOUT_FIELDS, c.layouts),
         **dict.fromkeys(VALUES, FAMILIES),
         **c.launch,

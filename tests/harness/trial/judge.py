@@ -20,6 +20,7 @@ from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
 from strategies.landmarks import MOST_LANDMARKS, landmarks
+from tests.harness.trial.outputs import form_of
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import Check, OutOfBounds, Trial
@@ -75,6 +76,7 @@ def pieces(p: Problem, o: Outputs, chosen: Callable[[int], Iterable[int]] = rang
         return
     group = p.heads_q // heads_kv
     summed = () if o.dbias is None else broadcast(o.dbias.shape)
+    summed = summed if o.dsinks is None else (0, *summed)
     sequences, heads = (size if dim in summed else 1 for dim, size in enumerate((batch, heads_kv)))
     of_sequences, of_heads = range(0, batch, sequences), range(0, heads_kv, heads)
     for number in chosen(len(of_sequences) * len(of_heads)):
@@ -91,7 +93,8 @@ def pieces(p: Problem, o: Outputs, chosen: Callable[[int], Iterable[int]] = rang
             units=None if p.units is None else p.units[:, *at_k],
         )
         part: dict[str, Any] = {
-            name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
+            name: x[at_k if name in ("dk", "dv") else at_q[1:] if name == "dsinks" else at_q]
+            for name, x in o.named().items()
         }
         yield Piece(problem, replace(o, **part), b, h)
 
@@ -245,10 +248,11 @@ class _Judge:
 
     def gradients(self, base: Arithmetic) -> None:
         """Judge gradients by each of the ways in which a backward may round, until one explains them."""
-        if self.piece.outputs.dq is None:
+        if not self.piece.outputs.gradients:
             return
         p, ways = self.piece.problem, self.trial.family
         dout = fold(p.dout, p.heads_kv).double()
+        dlse = None if p.dlse is None else self.in_contract_form(p.dlse)
         own = self.own_results()
 
         @cache
@@ -261,6 +265,7 @@ class _Judge:
             if len(known) < 2:
                 known["forward"] = forward()
             bias_shape = None if self.piece.outputs.dbias is None else self.piece.outputs.dbias.shape
+            known |= {"dlse": dlse, "of_sinks": self.piece.outputs.dsinks is not None}
             b = backward_bounds(self.exact, dout, a, **known, **rule, bias_shape=bias_shape, keys=self.keys)
             return self.checks(
                 claim,
@@ -304,12 +309,18 @@ class _Judge:
         found = {"out": o.out, "lse": o.lse} if self.trial.apart else {}
         return {name: fold(x, heads_kv).double() for name, x in found.items() if x is not None}
 
+    def in_contract_form(self, dlse: Tensor) -> Tensor:
+        """Return the gradient of the natural lse (B, H, R), folded, from that of the lse that the kernel returns."""
+        base, layout, _ = form_of(self.trial.kernel.capabilities)
+        natural = (dlse.transpose(1, 2) if layout == "bnh" else dlse).double()
+        return fold(natural / (math.log(2.0) if base == "2" else 1.0), self.piece.problem.heads_kv)
+
     def checks(self, claim: str, expected: Mapping[str, tuple[Tensor, Tensor]]) -> list[Check]:
         """Make a check for each tensor that the kernel returned, with expected and bound unfolded to its shape."""
         p, outputs, found = self.piece.problem, self.piece.outputs, []
         for name, actual in outputs.named().items():
             if name in expected:
-                as_it_is = name in ("dk", "dv", "dbias")
+                as_it_is = name in ("dk", "dv", "dbias", "dsinks")
                 value, bound = (x if as_it_is else unfold(x, p.heads_q) for x in expected[name])
                 if name in self.moved:
                     value, bound = self.moved[name](value, bound)
@@ -324,7 +335,7 @@ class _Judge:
                     actual=actual,
                     expected=value,
                     bound=bound,
-                    maximum=torch.inf if name == "lse" else self.trial.arithmetic.output.maximum,
+                    maximum=torch.inf if name in ("lse", "dsinks") else self.trial.arithmetic.output.maximum,
                     call=outputs.call,
                     expression=self.expressions.get(name, ""),
                     origin=(self.piece.batch, self.piece.head * group),
@@ -423,7 +434,9 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
     """Return the fields that decide the bounds of a tensor, among arithmetics of one factor of a family."""
     of_weights = (a.saved_weights,)
     of_keys = (a.dk_dv_per_head,) if tensor in ("dk", "dv") else ()
-    of_scores = (a.delta, a.ds_scaled, a.ds_from_rounded_p) if tensor in ("dq", "dk", "dbias") else ()
+    of_scores = (
+        (a.delta, a.ds_scaled, a.ds_from_rounded_p) if tensor in ("dq", "dk", "dbias", "dsinks") else ()
+    )
     of_forward = (a.normalised_first, a.partial_results) if tensor in ("out", "lse") else ()
     return (*of_weights, *of_keys, *of_scores, *of_forward)
 

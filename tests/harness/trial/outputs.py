@@ -1,4 +1,4 @@
-"""What a kernel returns: its form as the contract demands it, the forms of lse, and gradients by autograd."""
+"""What a kernel returns: its form as the contract demands it, and the forms of lse."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,9 +72,10 @@ def departures(
         "dk": k.shape,
         "dv": v.shape,
         "dbias": () if bias is None else bias.shape,
+        "dsinks": q.shape[1:2],
     }
     for name, x in returned.items():
-        dtype = torch.float32 if name == "lse" else of_q
+        dtype = torch.float32 if name in ("lse", "dsinks") else of_q
         class_ = type_name(x) if type(x) not in PLAIN else PLAIN_NAME
         found = {"class": class_, "shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
         expected = {
@@ -121,29 +122,3 @@ def shape_of_lse(shape_of_q: Sequence[int], layout: str) -> tuple[int, ...]:
     """Return the shape in which lse is returned for q (batch, heads_q, seqlen_q, head_dim), by the layout claimed."""
     batch, heads_q, seqlen_q = shape_of_q[:3]
     return (batch, seqlen_q, heads_q) if layout == "bnh" else (batch, heads_q, seqlen_q)
-
-
-def differentiated(out: Tensor, leaves: Sequence[Tensor], dout: Tensor) -> Sequence[Tensor]:
-    """Return the gradient of each leaf.
-
-    ``torch.autograd.grad`` returns them as the kernel makes them, while ``backward`` may copy them. Where a reentrant
-    ``torch.utils.checkpoint`` is in the graph, only ``backward`` is allowed.
-    """
-    if not _is_checkpointed(out):
-        return torch.autograd.grad(out, leaves, dout, materialize_grads=True)
-    torch.autograd.backward(out, dout)
-    return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
-
-
-def _is_checkpointed(out: Tensor) -> bool:
-    """Whether a reentrant ``torch.utils.checkpoint`` is among what a tensor was made by."""
-    known, waiting = set(), [out.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        known.add(node)
-        waiting += [after for after, _ in node.next_functions]
-    return False

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import OUTPUTS
+from kernels.contract import GRADIENTS, OUTPUTS
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.layouts import are_first_columns, bits, changed_together
@@ -35,6 +35,8 @@ class Problem:
     """The scales of the 8-bit numbers that q and k stand for, (2, batch, heads_kv); None if they stand for none."""
     diagonals: Tensor | None = None
     """The last keys on the diagonals of its rows, (seqlen_q,), if these are some rows of a larger problem."""
+    dlse: Tensor | None = None
+    """The gradient of lse, float32 like lse as the kernel returns it; None in calls in which none flows through lse."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class Problem:
     def copied(self, copies: Copies) -> "Problem":
         """Return the problem with copies of its tensors."""
         names = ("q", "k", "v", "dout", *(("key_padding_mask",) if self.key_padding_mask is not None else ()))
+        names = (*names, *(("dlse",) if self.dlse is not None else ()))
         found: dict[str, Any] = {name: copies.of(getattr(self, name)) for name in names}
         return replace(self, **found, rule=self.rule.mapped(copies.of))
 
@@ -138,6 +141,7 @@ class Outputs:
     dk: Tensor | None = None
     dv: Tensor | None = None
     dbias: Tensor | None = None
+    dsinks: Tensor | None = None
     call: int = 0
     programs: int = 0
     """How many programs the largest launch of a Triton kernel had, if these may run in another order here."""
@@ -146,6 +150,11 @@ class Outputs:
         """Return the tensors that are not None, by name."""
         pairs = {name: getattr(self, name) for name in OUTPUTS}
         return {name: tensor for name, tensor in pairs.items() if tensor is not None}
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients that are not None, by name."""
+        return {name: x for name, x in self.named().items() if name in GRADIENTS}
 
     def on_cpu(self) -> "Outputs":
         """Return the same outputs on the CPU."""
@@ -156,16 +165,20 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Call:
-    """A call with its arguments, and the order of the programs that it launches, kept so that it can be reproduced."""
+    """A call with its arguments, the order of the programs that it launches, and the way in which it is made.
+
+    It is kept so that it can be reproduced.
+    """
 
     problem: Problem
     launch: Mapping[str, Any]
     backward: bool
     order: str = ""
+    way: str = "none"
 
     def is_like(self, other: "Call") -> bool:
         """Whether the two calls have the same bits in all arguments, and the same order of programs."""
-        same_way = (self.backward, self.order) == (other.backward, other.order)
+        same_way = (self.backward, self.order, self.way) == (other.backward, other.order, other.way)
         return (
             same_way
             and self.launch.keys() == other.launch.keys()

@@ -18,6 +18,7 @@ from kernels.contract import LAYOUTS, RAGGED_KEYWORDS, Capabilities
 from strategies.case import OF_SEED, TENSORS, Case
 from strategies.layouts import Window, bits, changed_together, fitting, place
 from strategies.pages import Pages, in_pages, page_size_of, pool_layouts
+from strategies.ways import WAYS
 from tests.harness.trial.problem import Outputs, Problem
 
 APPENDED = (
@@ -41,6 +42,7 @@ class Prepared:
         cache: for a call that appends keys, the k and v that it writes to, each with what they must hold afterwards.
         order: in which order the programs of Triton kernels run on the CPU, as in ``programs``.
         place: where on a GPU it is made, as in ``streams``; "" if it is a plain call.
+        way: the way in which it is made, of ``strategies.ways``; none for the plain one.
     """
 
     problem: Problem
@@ -50,11 +52,17 @@ class Prepared:
     cache: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     order: str = ""
     place: str = ""
+    way: str = "none"
 
     @property
     def has_gradients(self) -> bool:
         """Whether gradients may be asked for: those of a cache never are."""
         return "cache_seqlens" not in self.launch
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether an error means no more than that the call is refused in its way."""
+        return self.way in WAYS and WAYS[self.way].may_be_refused
 
     def of_sequences(self, outputs: Outputs, lse_layout: str) -> Outputs:
         """Return what the call returned with a batch element for each sequence, as a plain call has them."""

@@ -10,7 +10,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -21,9 +21,10 @@ from torch import Tensor
 from kernels.contract import GRADIENTS, AttentionKernel
 from reference.arithmetic import Arithmetic
 from reference.family import Family
-from strategies.case import TENSORS, Case
+from strategies.case import SIMPLEST, TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
+from strategies.ways import WAYS
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.left_behind import Storages
 from tests.harness.device.poison import PoisonedAllocations
@@ -38,7 +39,6 @@ from tests.harness.trial.compare import Check, describe, errors_over_bounds
 from tests.harness.trial.outputs import (
     WrongKind,
     departures,
-    differentiated,
     form_of,
     gradients_of,
     in_contract_form,
@@ -48,6 +48,7 @@ from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Call, Outputs, Problem
 from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
 from tests.harness.trial.streams import CaptureRefused, placed
+from tests.harness.trial.ways import by_autograd, in_its_way
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
@@ -58,6 +59,8 @@ NVIDIA's libraries call it by a status that ends with ``ALLOC_FAILED``, and cuBL
 
 QUOTED = 160
 """The most characters of an exception or a warning that a note has."""
+NO_WAY: str = SIMPLEST["way"]
+"""The way of calling of a plain call."""
 
 TOO_FAR = re.compile(r"must be positive and less than 2147483647 but got [1-9]\d{9}")
 """What PyTorch's own matrix product raises on a GPU for rows that lie 2^31 elements apart, as ``huge`` ones may."""
@@ -291,9 +294,16 @@ class Trial:
         """
         return self.call(replace(self.prepared(problem or self.problem), order=order), backward=True)
 
+    def in_way(self, problem: Problem, way: str) -> Outputs:
+        """Call the kernel in a way of ``strategies.ways``, for gradients if it has any.
+
+        Raises Refused where an error means that the kernel, or PyTorch, refuses this way.
+        """
+        return self.call(replace(self.prepared(problem), way=way), backward=True)
+
     def record(self, call: Prepared, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Remember a call so that it can be reproduced, and return its number."""
-        self.calls.append(Call(call.problem, call.launch, backward, call.order))
+        self.calls.append(Call(call.problem, call.launch, backward, call.order, call.way))
         return len(self.calls) - 1
 
     def call(
@@ -317,11 +327,11 @@ class Trial:
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
         accesses_outside()  # those of other calls, which have raised
-        run = partial(self._run, given, prepared.place, backward=backward)
+        run = partial(self._run, given, prepared, backward=backward)
         in_turn = in_order(prepared.order or self.order)
         tuned = self._tuned(prepared.launch)
         with (
-            self._blame_kernel(number, prepared.place),
+            self._blame_kernel(number, prepared.place, may_refuse=prepared.may_be_refused),
             watched(self.device, self.patience),
             put_back(set()),
             in_turn as programs,
@@ -341,7 +351,7 @@ class Trial:
         for name, reason in left_to_interpreter().items():
             self.note(f"Triton's interpreter ran {name} in {{}}, slowly, because {reason}", shows=True)
         outputs = replace(outputs, call=number, programs=programs.most)
-        self.check_contract(given, outputs, backward=backward)
+        self.check_contract(given, outputs, backward=backward, way=prepared.way)
         if copies:
             outputs = outputs.on_cpu()
             copies.write_back()
@@ -356,16 +366,16 @@ class Trial:
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
         return outputs
 
-    def _run(self, p: Problem, place: str, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
-        """Call the kernel in one of the places of ``streams``, or as usual if there is none."""
-        call = partial(run_kernel, self.kernel, p, launch, backward=backward)
-        if not place:
+    def _run(self, p: Problem, made: Prepared, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
+        """Call the kernel in a way of ``ways`` and a place of ``streams``, or as usual where there are none."""
+        call = partial(run_kernel, self.kernel, p, launch, backward=backward, way=made.way)
+        if not made.place:
             return call()
         own = [p.q, p.k, p.dout] if p.v_in_k else [p.q, p.k, p.v, p.dout]
         c, lengths = self.kernel.capabilities, launch.get("cache_seqlens")
         may_be_short = c.min_seqlen_k <= 1 and c.seqlens == "any" and c.unequal_lengths
         own += [lengths] if isinstance(lengths, Tensor) and may_be_short else []
-        tensors: dict[str, Any] = {**placed(place, lambda: call().named(), own)}
+        tensors: dict[str, Any] = {**placed(made.place, lambda: call().named(), own)}
         return Outputs(**{"lse": None, **tensors})
 
     def repeat(self, prepared: Prepared, number: int, storages: Storages) -> dict[str, Tensor]:
@@ -408,7 +418,7 @@ class Trial:
                     self.note(text, shows=True)
 
     @contextmanager
-    def _blame_kernel(self, number: int, place: str = "") -> Iterator[None]:
+    def _blame_kernel(self, number: int, place: str = "", *, may_refuse: bool = False) -> Iterator[None]:
         try:
             yield
         except NotImplementedError as e:
@@ -428,16 +438,21 @@ class Trial:
                 raise CannotRun(f"PyTorch's matrix product can't take the strides: {e}") from e
             if reason := why_not_here(e, self._device_type):
                 raise CannotRun(reason) from e
+            if may_refuse and device_answers(self.device):
+                raise Refused(f"{type(e).__name__}: {e}") from e
             runs = f"a claimed case runs {place} without an exception".replace("  ", " ")
             claim = f"{runs}, but the kernel raised {type(e).__name__}: {e}"
             kind = "exception" if device_answers(self.device) else "fault"
             self.fail(claim, kind=kind, call=number, detail=traceback.format_exc(limit=-6))
 
-    def check_contract(self, p: Problem, outputs: Outputs, *, backward: bool) -> None:
-        """Raise LawBroken if an output is missing that is claimed, or is not as the contract says."""
+    def check_contract(self, p: Problem, outputs: Outputs, *, backward: bool, way: str = NO_WAY) -> None:
+        """Fail if what a call returned is not what the contract says; the law about ways asks what gradients it lacks.
+
+        PyTorch decides about dtypes under autocast, unless the kernel claims to do so.
+        """
         c = self.kernel.capabilities
         claimed = {"out": True, "lse": c.lse and not c.may_refuse}
-        given = gradients_given(self.kernel, p)
+        given = gradients_given(self.kernel, p) if way == NO_WAY else ()
         claimed |= {name: backward and name in given and not c.may_refuse for name in GRADIENTS}
         for name, is_claimed in claimed.items():
             value = getattr(outputs, name)
@@ -447,6 +462,8 @@ class Trial:
         for name, what, actual, wanted in departures(
             outputs.named(), p.q, p.k, p.v, p.rule.bias, c.lse_layout
         ):
+            if what == "dtype" and way == "autocast" and not c.autocast:
+                continue
             claim = f"{name}.{what} is {actual}, but should be {wanted}"
             self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
@@ -489,6 +506,7 @@ class Trial:
                 ComparedTensor(c.tensor, c.actual.double(), c.expected, c.bound, ratio)
                 for c, ratio, _ in judged
                 if not (c.expression or c.rows) and c.other is None and len(c.actual) == self.case.batch
+                if c.tensor != "dsinks"
             ]
             tensors = tuple(dict.fromkeys(c.tensor for c, _, _ in judged if c.tensor in wrong))
             raise OutOfBounds(*max(judged, key=lambda x: x[2]), tensors)
@@ -516,62 +534,52 @@ def quoted(words: str) -> str:
     return " ".join(words.replace("{", "(").replace("}", ")").split())[:QUOTED]
 
 
-def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:
-    """Return the names of the gradients that a kernel claims to give of a problem, if it claims any."""
-    c = kernel.capabilities
+def gradients_given(kernel: AttentionKernel, p: Problem, way: str = NO_WAY) -> tuple[str, ...]:
+    """Return the names of the gradients that a kernel claims to give of a problem in a way, if it claims any."""
+    c, how = kernel.capabilities, WAYS.get(way)
+    if not c.backward or (how and not how.has_gradients):
+        return ()
+    if how and how.alone:
+        return (f"d{how.alone}",)
     of_bias = c.bias_gradient and p.rule.bias is not None
-    return () if not c.backward else GRADIENTS if of_bias else GRADIENTS[:3]
+    of_sinks = how is not None and how.option == "sinks"
+    return (*GRADIENTS[:3], *(("dbias",) if of_bias else ()), *(("dsinks",) if of_sinks else ()))
 
 
-def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
-    """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
+def run_kernel(
+    kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool, way: str = NO_WAY
+) -> Outputs:
+    """Call a kernel by its contract, in a way; gradients come from its own backward, or else from autograd.
 
     ``launch`` has the launch settings that its functions take.
 
     lse is as the kernel returned it, in the form that it claims, and so its own backward gets it.
-    An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
+    An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises. A kernel
+    that may refuse calls refuses an empty batch by any exception of its forward, which nobody takes for an answer.
     """
     options = {**p.options, **launch}
-    names = gradients_given(kernel, p) if backward else ()
-    if names and kernel.backward is None:
-        return _through_autograd(kernel, p, options, names)
-    with torch.no_grad():
-        out, lse = _forward(kernel, p.q, p.k, p.v, options)
-        if kernel.backward is None or not names:
-            return Outputs(out, lse)
-        returned = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
+    names = gradients_given(kernel, p, way) if backward else ()
+
+    def forward(*tensors: Tensor, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+        try:
+            return out_and_lse(kernel.forward(*tensors, **keywords))
+        except (NotImplementedError, WrongKind):
+            raise
+        except Exception as e:
+            if len(p.q) or not kernel.capabilities.may_refuse:
+                raise
+            raise NotImplementedError(f"an empty batch: {type(e).__name__}: {e}") from e
+
+    def both_passes() -> Outputs:
+        out, lse = forward(p.q, p.k, p.v, **options)
+        returned = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)  # type: ignore[misc]  # it has one
         return Outputs(out, lse, **gradients_of(returned, names))
 
-
-def _forward(
-    kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
-) -> tuple[Tensor, Tensor | None]:
-    """Return out and lse of a kernel's forward.
-
-    A kernel that may refuse calls by an exception refuses an empty batch by any: nobody takes that for an answer. An
-    exception of its backward is no refusal, as the forward has answered.
-    """
-    try:
-        returned = kernel.forward(q, k, v, **options)
-    except NotImplementedError:
-        raise
-    except Exception as e:
-        if len(q) or not kernel.capabilities.may_refuse:
-            raise
-        raise NotImplementedError(f"an empty batch: {type(e).__name__}: {e}") from e
-    return out_and_lse(returned)
-
-
-def _through_autograd(
-    kernel: AttentionKernel, p: Problem, options: dict[str, Any], names: tuple[str, ...]
-) -> Outputs:
-    inputs = {name: getattr(p.rule if name == "bias" else p, name) for name in (x[1:] for x in names)}
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    q, k, v = (leaves[name] for name in ("q", "k", "v"))
-    of_bias = {name: x for name, x in leaves.items() if name == "bias"}
-    out, lse = _forward(kernel, q, k, v, {**options, **of_bias})
-    lse = None if lse is None else lse.detach()
-    if not out.requires_grad or out.shape != (*p.q.shape[:3], p.v.shape[3]):
-        return Outputs(out, lse)
-    found = differentiated(out, [*leaves.values()], p.dout)
-    return Outputs(out.detach(), lse, **gradients_of(found, names))
+    with nullcontext() if names and kernel.backward is None else torch.no_grad():
+        if kernel.backward is not None and names:
+            return in_its_way(way, both_passes, p.q)
+        given = {"q": p.q, "k": p.k, "v": p.v, **options}
+        found = by_autograd(way, forward, given, p.dout, p.dlse, names)
+        if way == NO_WAY:
+            found |= {name: torch.zeros_like(given[name[1:]]) for name in names if found.get(name, 0) is None}
+        return Outputs(**found)  # type: ignore[arg-type]  # out is no None

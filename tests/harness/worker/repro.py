@@ -25,7 +25,7 @@ from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreter.installation import FORMATS, REPAIRED
 from tests.harness.law import law_named
 from tests.harness.run import Run
-from tests.harness.trial import streams
+from tests.harness.trial import streams, ways
 from tests.harness.trial.outputs import form_of, in_contract_form
 from tests.harness.trial.ragged_form import apart
 from tests.harness.verdict import INTERMITTENT, LEAK, LEAVES, STATE, Finding
@@ -50,7 +50,9 @@ GUARDED = "import faulthandler\nimport subprocess"
 TORCH = "import torch\nfrom torch import Tensor"
 INTERPRET = 'os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel is imported'
 SIDE = """\
-def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None, bias=None, dbias=None):
+def {name}(
+    q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None, bias=None, dbias=None, sinks=None, dsinks=None
+):
     return {expression}"""
 OF_LSE = """\
 for result in results:
@@ -98,7 +100,7 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
             functions = [wrapper, *functions]
     if scripted.in_sequences in functions:
         functions = [apart, *functions]
-    called = [scripted.finished, getattr(scripted, source.function), *functions]
+    called = [scripted.finished, scripted.through_autograd, getattr(scripted, source.function), *functions]
     parts = [
         _heading(title, finding.claim),
         STANDARD,
@@ -119,7 +121,8 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         *([inspect.getsource(streams)] if scripted.elsewhere in functions else []),
         *([inspect.getsource(memory)] if finding.kind == LEAK else []),
         *([inspect.getsource(process_state), _left_behind()] if finding.kind == STATE else []),
-        *(inspect.getsource(function) for function in (scripted.numbers, scripted.window, *called)),
+        inspect.getsource(ways),
+        *(inspect.getsource(x) for x in dict.fromkeys((scripted.numbers, scripted.window, *called))),
         "\n".join(source.tensors),
         "before = [x.clone() for x in watched]",
         *([f"faulthandler.dump_traceback_later({seconds}, exit=True)"] if seconds else []),
@@ -180,6 +183,8 @@ def _ending(
         return [scripted.noted], [LEFT.format(call=call, may_draw=may_draw, what=what)]
     if f.kind == INTERMITTENT:
         return [scripted.repeat], _repeated(*calls[f.call], f)
+    if "way" in law_named(law).draws.get("calls", ()) and f.kind == "contract" and not f.tensor:
+        return [scripted.must_flow_back], [f"must_flow_back({', '.join(calls[f.call])})"]
     appends = "k_new=" in calls[f.call][1]
     if appends and f.kind == "contract" and not f.tensor:
         return [rotated, scripted.must_append], [f"must_append({', '.join(calls[f.call])})"]

@@ -1,8 +1,8 @@
 """The functions that stand-alone scripts are made of. A script contains the source of those that it needs.
 
-So they use torch and the standard library alone, beside the module ``poison``, whose whole source a script has where it
-needs any of it, and one function each of ``strategies.rotary`` and ``ragged_form``. The global names that they use are
-assigned in the script as well, with values of its own.
+So they use torch and the standard library alone, beside the modules ``poison``, whose whole source a script has where
+it needs any of it, and ``ways``, and one function each of ``strategies.rotary`` and ``ragged_form``. The global names
+that they use are assigned in the script as well, with values of its own.
 """
 
 import base64
@@ -24,6 +24,7 @@ from strategies.rotary import rotated
 from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 from tests.harness.trial.ragged_form import apart
 from tests.harness.trial.streams import placed
+from tests.harness.trial.ways import by_autograd, in_its_way
 
 MARGIN = 4096
 """Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""
@@ -123,33 +124,55 @@ def window(
 
 
 def through_autograd(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: Sequence[str], **options: Any
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    gradients: Sequence[str],
+    way: str = "none",
+    dlse: Tensor | None = None,
+    **options: Any,
 ) -> dict[str, Tensor]:
-    """Call the kernel and return all tensors by name; the ``gradients`` that are wanted come from autograd."""
-    inputs = {"q": q, "k": k, "v": v, **options}
-    leaves = {name[1:]: inputs[name[1:]].detach().requires_grad_() for name in gradients}
-    inputs |= leaves
-    positional = [inputs.pop(name) for name in ("q", "k", "v")]
-    returned = getattr(kernel, "forward", kernel)(*positional, **inputs)
-    out, lse = returned if isinstance(returned, tuple) else (returned, None)
-    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, "bias": options.get("bias")}
-    if gradients and out.requires_grad:
-        out.backward(dout)
-        results |= {
-            f"d{name}": torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()
-        }
-    return finished(results)
+    """Call the kernel in a way and return all tensors by name; the wanted ``gradients`` come from autograd."""
+
+    def forward(*tensors: Tensor, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+        returned = getattr(kernel, "forward", kernel)(*tensors, **keywords)
+        return returned if isinstance(returned, tuple) else (returned, None)
+
+    given = {"q": q, "k": k, "v": v, **options}
+    with torch.set_grad_enabled(bool(gradients)):
+        found = by_autograd(way, forward, given, dout, dlse, gradients)
+    if way == "none":
+        found |= {x: torch.zeros_like(given[x[1:]]) for x in gradients if x in found and found[x] is None}
+    others = {name: options.get(name) for name in ("bias", "sinks")}
+    return finished({"q": q, "k": k, "v": v, "dout": dout, **others, **found})
 
 
 def by_kernel(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: Sequence[str], **options: Any
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    gradients: Sequence[str],
+    way: str = "none",
+    **options: Any,
 ) -> dict[str, Tensor]:
-    """Call the kernel and return all tensors by name; the ``gradients`` that are wanted come from its own backward."""
-    out, lse = kernel.forward(q, k, v, **options)
-    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, "bias": options.get("bias")}
-    if gradients:
-        results |= zip(gradients, kernel.backward(dout, q, k, v, out, lse, **options), strict=False)
-    return finished(results)
+    """Call the kernel in a way and return all tensors by name; the wanted ``gradients`` come from its own backward."""
+    if not gradients:
+        return through_autograd(kernel, q, k, v, dout, gradients=(), way=way, **options)
+
+    def both_passes() -> dict[str, Tensor | None]:
+        out, lse = kernel.forward(q, k, v, **options)
+        returned = kernel.backward(dout, q, k, v, out, lse, **options)
+        return {"out": out, "lse": lse, **dict(zip(gradients, returned, strict=False))}
+
+    with torch.no_grad():
+        found = in_its_way(way, both_passes, q)
+    return finished({"q": q, "k": k, "v": v, "dout": dout, "bias": options.get("bias"), **found})
 
 
 def finished(results: dict[str, Tensor | None]) -> dict[str, Tensor]:
@@ -258,11 +281,23 @@ def must_fit(result: dict[str, Tensor]) -> None:
     shapes = {"out": out, "lse": of_lse, "dq": q.shape, "dk": k.shape, "dv": v.shape}
     if "bias" in result:
         shapes["dbias"] = result["bias"].shape
+    if "sinks" in result:
+        shapes["dsinks"] = result["sinks"].shape
     for name in shapes.keys() & result.keys():
-        x, dtype = result[name], torch.float32 if name == "lse" else of_q
+        x, dtype = result[name], torch.float32 if name in ("lse", "dsinks") else of_q
         if (x.shape, x.dtype, x.device) != (shapes[name], dtype, q.device):
             print(f"{name} is {tuple(x.shape)}, {x.dtype}, {x.device}")
             sys.exit(f"expected {tuple(shapes[name])}, {dtype}, {q.device}")
+
+
+def must_flow_back(
+    call: Callable[..., dict[str, Tensor]], *args: Any, gradients: Sequence[str], **options: Any
+) -> None:
+    """Exit with 1 if a call does not return all gradients."""
+    found = call(*args, gradients=gradients, **options)
+    if lost := [name for name in gradients if name not in found]:
+        sys.exit(f"lost: {', '.join(lost)}")
+    print("right")
 
 
 def must_append(

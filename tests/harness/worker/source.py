@@ -11,6 +11,7 @@ from torch import Tensor, uint8
 
 from kernels.contract.tuners import is_tuner
 from strategies.layouts import span
+from strategies.ways import WAYS
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.interpreter.programs import BACKWARD
 from tests.harness.trial.ragged_form import Prepared
@@ -54,6 +55,8 @@ class Source:
         arguments += [q, k, v, self._tensor("dout", problem.dout, poison)]
         launch = {name: value for name, value in call.launch.items() if not is_tuner(name)}
         options = {"gradients": gradients, **problem.options, **launch}
+        options |= {"way": call.way} if call.way in WAYS else {}
+        options |= {"dlse": problem.dlse} if problem.dlse is not None else {}
         if memory and memory.fenced:
             options |= {"fenced": True} | ({"is_before": True} if memory.is_before else {})
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
@@ -108,7 +111,7 @@ class WritingTrial(Trial):
             memory = PoisonedAllocations(self.fill)
         number = super().record(call, memory, backward=backward)
         if number == len(self.source.calls):
-            gradients = gradients_given(self.kernel, call.problem) if backward else ()
+            gradients = gradients_given(self.kernel, call.problem, call.way) if backward else ()
             self.source.add(call, memory, gradients=gradients)
         return number
 

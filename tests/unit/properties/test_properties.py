@@ -1,5 +1,6 @@
 """Every law can fail: each alone catches a planted bug, and a sound kernel passes all."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -269,6 +270,18 @@ class ScaleOfTheFirst(Scaling):
         return super().scaled(x, None if scale is None else scale[:1])
 
 
+class OfTheMainThread(Sound):
+    """Has its factor of 1 on the thread that imports it alone; on any other it is a half."""
+
+    factor = threading.local()
+
+    def normalised(self, acc: Tensor, l: Tensor) -> Tensor:
+        return super().normalised(acc, l) * getattr(self.factor, "value", 0.5)
+
+
+OfTheMainThread.factor.value = 1.0
+
+
 class TilesSkipped(Sound):
     """Skips a tile of dout if its first columns are 0, as if it had no rows."""
 
@@ -305,6 +318,7 @@ BUGS: dict[str, tuple[type[Sound], str]] = {
     "ragged": (LengthOfTheFirst, "float16"),
     "rotary": (QueriesFromZero, "float16"),
     "eight_bits": (ScaleOfTheFirst, "bfloat16"),
+    "calls": (OfTheMainThread, "float16"),
 }
 """For each law, a bug that no other law catches, and a dtype in which it shows."""
 

@@ -65,7 +65,7 @@ def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
 
 def test_json_layout() -> None:
     record = json.loads(to_json(FULL))
-    assert record["version"] == 9
+    assert record["version"] == 10
     assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
     assert record["launch"]["block_n"] == 32
 
@@ -75,6 +75,7 @@ def test_a_file_older_than_a_field_has_its_default() -> None:
     parts = ("window_right", "chunk", "first_keys", "prefix", "softcap", "alibi_slopes", "bias", "sinks")
     sequences = ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool")
     for version, names in (
+        (9, ("way",)),
         (8, sequences),
         (7, ("ragged", "fp8_cache", "fp8_inputs", "rotary")),
         (6, ("v_in_k",)),
@@ -109,11 +110,11 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
         ("{", "'{' is not JSON"),
         ("[1]", "got [1], expected an object"),
         ("null", "got None, expected an object"),
-        (changed(version=0), "version: got 0, expected 1 to 9"),
-        (changed(version=10), "version: got 10, expected 1 to 9"),
-        (changed(version=True), "version: got True, expected 1 to 9"),
-        (changed(version="1"), "version: got '1', expected 1 to 9"),
-        (without("version"), "version: got None, expected 1 to 9"),
+        (changed(version=0), "version: got 0, expected 1 to 10"),
+        (changed(version=11), "version: got 11, expected 1 to 10"),
+        (changed(version=True), "version: got True, expected 1 to 10"),
+        (changed(version="1"), "version: got '1', expected 1 to 10"),
+        (without("version"), "version: got None, expected 1 to 10"),
         (changed(version=6), "v_in_k: got False, expected no such field in version 6"),
         (changed(version=5), "v_head_dim: got 0, expected no such field in version 5"),
         (without("seqlen_k"), "seqlen_k: missing"),
@@ -155,7 +156,7 @@ def test_what_is_not_a_case_is_refused_in_one_line(text: str, message: str) -> N
 
 def test_sequences_of_an_older_file_follow_from_its_seed() -> None:
     record = json.loads(to_json(replace(FULL, ragged="paged")))
-    for name in ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool"):
+    for name in ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool", "way"):
         del record[name]
     assert from_json(json.dumps({**record, "version": 8})) == replace(
         FULL, ragged="paged", block_table="of_seed"
