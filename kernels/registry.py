@@ -258,11 +258,12 @@ def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
                 f"kernel {spec!r}: expected capabilities of type Capabilities, "
                 f"got {type(found.capabilities).__name__}"
             )
+        backward = getattr(found, "backward", None)
         return AttentionKernel(
             name=found.name,
             forward=found.forward,
-            backward=getattr(found, "backward", None),
-            capabilities=found.capabilities,
+            backward=backward,
+            capabilities=replace(found.capabilities, by_autograd=backward is None),
             known_failures=getattr(found, "known_failures", ()),
         )
     if not callable(found):

@@ -83,7 +83,7 @@ def ways_of(claims: Capabilities) -> tuple[str, ...]:
 
 def _is_asked(way: Way, claims: Capabilities) -> bool:
     return (
-        (claims.by_autograd or not way.by_autograd)
+        (not way.by_autograd or (claims.by_autograd and bool(claims.backward)))
         and (not way.needs or bool(getattr(claims, way.needs)))
         and (not way.option or bool(getattr(claims, way.option)))
         and (not way.layouts or not {*way.layouts}.isdisjoint(claims.layouts))

@@ -494,7 +494,7 @@ class Capabilities:
         BOOLEAN,
     )
     autocast: bool = claim(
-        True,
+        False,
         """A call under `torch.autocast`, to the dtype of its inputs, is as precise as any other. Without this claim its
         products may be rounded to that dtype, which is noted and no bug.""",
         BOOLEAN,

@@ -1,7 +1,7 @@
 """A kernel under verification: its functions, what it claims, and what is known to fail in it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernels.contract.capabilities import Capabilities
@@ -59,7 +59,7 @@ class AttentionKernel:
             Without ``backward``, gradients are taken through autograd from ``out``.
         backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
             None. With ``bias_gradient``, a call that is passed a ``bias`` returns dbias as the fourth.
-        capabilities: what the kernel claims; whether gradients come from autograd follows from ``backward``.
+        capabilities: what the kernel claims.
         known_failures: bugs that the kernel is known to have in cases that it claims.
         tuners: objects of ``triton.autotune``, by the launch settings that say which configuration they take. These
             settings are passed to no function.
@@ -73,9 +73,3 @@ class AttentionKernel:
     backward: Callable[..., Any] | None = None
     known_failures: tuple[KnownFailure, ...] = ()
     tuners: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Have the claims say whether gradients come from autograd."""
-        by_autograd = self.backward is None and bool(self.capabilities.backward)
-        if self.capabilities.by_autograd != by_autograd:
-            object.__setattr__(self, "capabilities", replace(self.capabilities, by_autograd=by_autograd))

@@ -44,7 +44,7 @@ def _unknown_design(dtype: str, device: str) -> Family:
 PLAIN_FUNCTION = Capabilities(
     nonfinite="seen",
     deterministic=(),
-    autocast=False,
+    by_autograd=True,
     validates=False,
     may_refuse=True,
     designs=plain_function_designs,

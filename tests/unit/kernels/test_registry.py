@@ -242,7 +242,7 @@ def test_claim_overrides_one_field(claim: str, field: str, value: Any) -> None:
 
 def test_every_capability_can_be_claimed() -> None:
     fields = {field.name for field in dataclasses.fields(Capabilities)}
-    assert set(CAPABILITIES) == fields - {"launch", "arithmetic", "designs"}
+    assert set(CAPABILITIES) == fields - {"launch", "arithmetic", "designs", "by_autograd"}
 
 
 ARITHMETIC_CLAIMS = [
@@ -385,7 +385,11 @@ def test_describe_prints_every_claim_shortly() -> None:
         PLAIN_FUNCTION, head_dims=tuple(range(1, 257)), launch={"block_m": (32, 64), "precision": ("ieee",)}
     )
     lines = describe(claimed, "cuda")
-    fields = {field.name for field in dataclasses.fields(Capabilities)} - {"arithmetic", "designs"}
+    fields = {field.name for field in dataclasses.fields(Capabilities)} - {
+        "arithmetic",
+        "designs",
+        "by_autograd",
+    }
     assert set(lines) == fields | {f"arithmetic {dtype}" for dtype in claimed.dtypes}
     assert all(0 < len(text) <= 120 and "\n" not in text for text in lines.values())
     assert lines["head_dims"] == "1-256"

@@ -13,7 +13,6 @@ from tests.harness.law import law_named
 
 ALL = replace(
     PLAIN_FUNCTION,
-    by_autograd=True,
     bias=("full", "shared"),
     bias_gradient=True,
     sinks=True,
@@ -27,7 +26,8 @@ def test_ways_follow_from_claims() -> None:
     assert "vmap" not in ways_of(replace(ALL, layouts=("bnhd",)))
     assert "through_lse" not in ways_of(replace(ALL, lse_gradient=False))
     assert not {name for name in ways_of(replace(ALL, sinks=False)) if WAYS[name].option == "sinks"}
-    assert {WAYS[name].by_autograd for name in ways_of(Capabilities())} == {False}
+    for claims in (Capabilities(), replace(ALL, backward=False)):
+        assert {WAYS[name].by_autograd for name in ways_of(claims)} == {False}
 
 
 @pytest.mark.parametrize("way", WAYS)
