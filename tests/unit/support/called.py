@@ -71,7 +71,7 @@ class Attention:
         out, lse = _Function.apply(self, causal, sm_scale, q, k, v, bias, sinks)
         return out, lse
 
-    def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def there(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Return out and lse of (q, k, v, bias, sinks), and save what the backward needs."""
         q, k, v, bias, sinks = tensors
         causal, sm_scale = ctx.options
@@ -102,9 +102,7 @@ class Attention:
         """Return the gradients of q, k, v, bias and sinks that autograd is given."""
         return [x if need else None for x, need in zip(gradients, needs, strict=True)]
 
-    def backward(
-        self, ctx: Any, dout: Tensor, dlse: Tensor | None, needs: Sequence[bool]
-    ) -> list[Tensor | None]:
+    def back(self, ctx: Any, dout: Tensor, dlse: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
         """Return the gradients of q, k, v, bias and sinks."""
         q, k, v, bias, sinks, out, lse = self.saved(ctx)
         causal, sm_scale = ctx.options
@@ -135,13 +133,13 @@ class _Function(torch.autograd.Function):
     def forward(ctx, kernel, causal, sm_scale, *tensors):
         ctx.kernel, ctx.options = kernel, (causal, sm_scale)
         ctx.set_materialize_grads(False)
-        return kernel.forward(ctx, tensors)
+        return kernel.there(ctx, tensors)
 
     @staticmethod
     def backward(ctx, dout, dlse):
         if dout is None:
             return (None,) * 8
-        return None, None, None, *ctx.kernel.backward(ctx, dout, dlse, ctx.needs_input_grad[3:])
+        return None, None, None, *ctx.kernel.back(ctx, dout, dlse, ctx.needs_input_grad[3:])
 
 
 class _DqOfK(Attention):
@@ -222,8 +220,8 @@ class _Accumulates(Attention):
         super().save(ctx, tensors, out, lse)
         ctx.buffer = torch.zeros_like(tensors[0])
 
-    def backward(self, ctx: Any, *arguments: Any) -> list[Tensor | None]:
-        dq, *others = super().backward(ctx, *arguments)
+    def back(self, ctx: Any, *arguments: Any) -> list[Tensor | None]:
+        dq, *others = super().back(ctx, *arguments)
         return [None if dq is None else ctx.buffer.add_(dq).clone(), *others]
 
 
@@ -270,10 +268,10 @@ class _FirstOfCheckpoint(Attention):
 class _MaskOfInference(Attention):
     """The positions for the causal mask are kept from call to call, from inference mode too."""
 
-    def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def there(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         q = tensors[0]
         positions = self.kept.setdefault(q.shape[2], torch.ones(q.shape[2], 1, device=q.device))
-        out, lse = super().forward(ctx, [q.mul(positions).to(q.dtype), *tensors[1:]])
+        out, lse = super().there(ctx, [q.mul(positions).to(q.dtype), *tensors[1:]])
         ctx.save_for_backward(*ctx.to_save, positions) if ctx.to_save else None
         return out, lse
 
@@ -284,14 +282,14 @@ class _MaskOfInference(Attention):
 class _ScratchOfBoth(Attention):
     """The backward clears a buffer and adds dq to it. Under checkpointing it calls a forward, which writes there."""
 
-    def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        out, lse = super().forward(ctx, tensors)
+    def there(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        out, lse = super().there(ctx, tensors)
         self.kept["scratch"] = tensors[0].float().clone()
         return out, lse
 
-    def backward(self, ctx: Any, *arguments: Any) -> list[Tensor | None]:
+    def back(self, ctx: Any, *arguments: Any) -> list[Tensor | None]:
         self.kept["scratch"].zero_()
-        dq, *others = super().backward(ctx, *arguments)
+        dq, *others = super().back(ctx, *arguments)
         return [None if dq is None else (self.kept["scratch"] + dq).to(dq.dtype), *others]
 
 
@@ -344,7 +342,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout, _):
-        gradients = Attention().backward(ctx, dout, None, (*ctx.needs_input_grad[:3], False, False))
+        gradients = Attention().back(ctx, dout, None, (*ctx.needs_input_grad[:3], False, False))
         return *gradients[:3], None, None, None
 
     @staticmethod
@@ -437,10 +435,10 @@ class _OfOneBackward(Attention):
 class _OfInference(Attention):
     """Sound: positions are kept as well, but as a copy that autograd can use."""
 
-    def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def there(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode(False):
             self.kept.setdefault(tensors[0].shape[2], torch.ones(tensors[0].shape[2], 1))
-        return super().forward(ctx, tensors)
+        return super().there(ctx, tensors)
 
 
 class _CopiesDout(Attention):

@@ -16,6 +16,11 @@ TILES = tuple(f"BLOCK_M={m} BLOCK_N={n}" for m in (32, 64) for n in (32, 64))
     ("need", "text"),
     [
         (Condition("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
+        (Condition("way", ("second_backward",), ("none",)), "a second backward of one forward"),
+        (
+            Condition("way", ("q_alone", "k_alone"), ("none",)),
+            "q alone requiring grad or k alone requiring grad",
+        ),
         (Condition("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
         (Condition("sm_scale", (0.0,), (None,)), "sm_scale other than default"),
         (Condition("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.harness.worker import scripted
 from tests.harness.worker.source import written
+from tests.unit.support import called
 from tests.unit.support.calling import REFERENCE
 from tests.unit.support.toys import sound
 
@@ -134,3 +135,31 @@ def test_the_numbers_of_a_tensor_come_back(values: list[float], written_as: str)
     assert f", {written_as}" in line
     made = eval(line, {**vars(scripted), "inf": math.inf})
     assert made.flatten().view(torch.int16).tolist() == x.view(torch.int16).tolist()
+
+
+def test_a_way_of_calling_is_the_one_of_the_law() -> None:
+    """A script makes its calls by the module that the law makes them by."""
+    q, k, v, dout = problem()
+    claims = {"gradients": GRADIENTS, **OPTIONS}
+    for name, wrong in called.WRONG.items():
+        if wrong.way not in ("second_backward", "two_forwards", "checkpoint", "another_thread"):
+            continue
+        function = getattr(called, name)
+        plain, found = (
+            scripted.through_autograd(function, q, k, v, dout, **claims, way=way)
+            for way in ("none", wrong.way)
+        )
+        assert not torch.allclose(plain["dq"], found["dq"])
+        assert (
+            scripted.through_autograd(called.eager, q, k, v, dout, **claims, way=wrong.way)["dq"]
+            .isfinite()
+            .all()
+        )
+
+
+def test_gradients_must_flow_back(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments: Any = (scripted.through_autograd, called.asks_q, *problem())
+    scripted.must_flow_back(*arguments, gradients=GRADIENTS, **OPTIONS)
+    assert capsys.readouterr().out == "right\n"
+    with pytest.raises(SystemExit, match="lost: dk"):
+        scripted.must_flow_back(*arguments, gradients=("dk",), way="k_alone", **OPTIONS)
