@@ -7,6 +7,7 @@ from typing import Any
 
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, TENSORS, Case, changed
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Space, claimed_scales, without_huge_strides
+from strategies.earlier import kinds_of, last_earlier, with_last_earlier
 from strategies.landmarks import BEYOND, MANY
 from strategies.scales import scale_of
 
@@ -79,6 +80,9 @@ def axes_of(space: Space, dtypes: Sequence[str], *, numbers: bool = True) -> tup
         Axis("layout", layouts, _layout, _in_layout, sum(name in ("contiguous", "bnhd") for name in layouts)),
         Axis("sm_scale", _scales(space), _scale, partial(_with_scale, space)),
     ]
+    if space.earlier:
+        found.append(Axis("earlier", kinds_of(c), last_earlier, with_last_earlier))
+        found.append(_of_field("inference", (True, False) if c.backward else (False,), 2))
     if space.large:
         found.append(Axis("size", space.scales, scale_of, space.with_scale))
     elif space.heads is None:

@@ -73,6 +73,9 @@ class Case:
     ``page_size`` of 0 is the smallest that is claimed. ``block_table`` is one of ``TABLES`` and ``pool`` a value of the
     claim ``pools``. ``way`` is none, or a way of ``strategies.ways``. ``launch`` holds the kernel's own launch
     settings as (name, value) pairs.
+
+    ``earlier`` are kinds of calls that come before the judged one, in this order and ``rounds`` times over: see
+    ``strategies.earlier``. In ``inference`` no call is asked for gradients. The law ``sequences`` alone heeds these.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -110,6 +113,9 @@ class Case:
     fp8_inputs: str = _declared("none", "the 8-bit numbers of q and k", tried=("none", *FP8_INPUTS), since=8)
     rotary: str = _declared("none", "the rotation of q and k", tried=("none", *ROTARY), since=8)
     way: str = _declared("none", "the way of calling", tried=("none",), since=10)
+    earlier: tuple[str, ...] = _declared((), "earlier calls", tried=((),), since=10)
+    rounds: int = _declared(1, "the number of earlier calls", tried=(1,), since=10)
+    inference: bool = _declared(False, "calls without gradients", tried=(False,), since=10)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")
     v_layout: str = _declared("contiguous", "the memory layout of v")
@@ -343,6 +349,11 @@ def _read_counts(where: str, value: Any) -> tuple[int, ...]:
     return tuple(_read_count(f"{where}[{i}]", count) for i, count in enumerate(value))
 
 
+def _read_names(where: str, value: Any) -> tuple[str, ...]:
+    _expect(isinstance(value, list | tuple), where, value, "a list of strings")
+    return tuple(_read_name(f"{where}[{i}]", name) for i, name in enumerate(value))
+
+
 def _read_launch(where: str, value: Any) -> tuple[tuple[str, Any], ...]:
     _expect(isinstance(value, dict), where, value, "an object")
     for name, setting in value.items():
@@ -361,6 +372,7 @@ _READERS: dict[Any, Callable[[str, Any], Any]] = {
     float | str: _read_entry,
     tuple[int, int, int, int]: _read_index,
     tuple[int, ...]: _read_counts,
+    tuple[str, ...]: _read_names,
     tuple[Spike, ...]: _read_spikes,
     tuple[tuple[str, Any], ...]: _read_launch,
 }

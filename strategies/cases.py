@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, default_scale, takes_scale
 from reference.mask_pattern import MaskPattern
 from strategies.case import NONFINITE, SIMPLEST, TENSORS, Case, Spike, changed
+from strategies.earlier import MOST_EARLIER, ROUNDS, kinds_of, with_calls_at_most
 from strategies.lengths import MAX_SEQLEN, claimed_length_pairs, longest, often, shortest_lengths
 from strategies.limits import (
     KEPT,
@@ -126,6 +127,7 @@ class Space:
         kinds: some of the calls are of a kind of ``ragged``, where that is claimed. Each of their sequences has all
             queries and keys, unless ``calls`` has "ragged".
         far: all tensors have huge strides, where that is claimed.
+        earlier: cases have earlier calls, and no huge strides.
         large: cases have sizes of ``strategies.scales``, normal numbers and no huge strides.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
@@ -146,6 +148,7 @@ class Space:
     calls: tuple[str, ...] = ()
     kinds: bool = False
     far: bool = False
+    earlier: bool = False
     large: bool = False
 
     def __post_init__(self) -> None:
@@ -160,7 +163,7 @@ class Space:
     def claims(self) -> Capabilities:
         """What is claimed of the calls that the law makes."""
         claims = with_gradients(self.capabilities) if self.gradients else self.capabilities
-        return without_huge_strides(claims) if self.large else claims
+        return without_huge_strides(claims) if self.large or self.earlier else claims
 
     @cached_property
     def scales(self) -> tuple[str, ...]:
@@ -284,19 +287,31 @@ class Space:
             case = _with_scores_far_below(capabilities, case)
             case = _with_scores_that_can_be_judged(capabilities, self.device_type, case)
         case = with_fewer_heads(case, **self.limits)
+        if self.earlier:
+            case = with_calls_at_most(capabilities, case)
         if case.ragged == "none":
             return case
         return (with_sequences if self.has_sequences else with_pages)(capabilities, case)
 
-    def _own_calls(self) -> dict[str, SearchStrategy[str]]:
-        """Return what each field is drawn from that says what call a law makes; most are often ``none``."""
-        drawn = {}
+    def _own_calls(self) -> dict[str, SearchStrategy[Any]]:
+        """Return what each field is drawn from that says what calls a law makes; most are often ``none``."""
+        drawn: dict[str, SearchStrategy[Any]] = _earlier_calls(self.claims) if self.earlier else {}
         for name in self.call_fields:
             none, *others = dict.fromkeys((SIMPLEST[name], *self.values_of_call(name)))
             usual = (none,) * 2 * len(others) if none in self.values_of_call(name) else ()
             if others:
                 drawn[name] = st.sampled_from((*usual, *others))
         return drawn
+
+
+def _earlier_calls(capabilities: Capabilities) -> dict[str, SearchStrategy[Any]]:
+    kind = st.sampled_from(kinds_of(capabilities))
+    one, few, many = (st.lists(kind, min_size=1, max_size=most) for most in (1, 2, MOST_EARLIER))
+    kinds = st.one_of(
+        *often(one, 3), *often(few, 2), many
+    )  # what one call leaves behind, the next may take away
+    modes = {"inference": st.booleans()} if capabilities.backward else {}
+    return {"earlier": kinds.map(tuple), "rounds": st.sampled_from(ROUNDS), **modes}
 
 
 def cases(capabilities: Capabilities, **options: Any) -> SearchStrategy[Case]:

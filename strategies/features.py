@@ -393,4 +393,6 @@ EXPANDED = ("expanded", "expanded_rows")
 
 def text(value: Any) -> str:
     """Return a value of a field in words."""
+    if isinstance(value, tuple):
+        return " and ".join(map(str, value)) or "none"
     return "default" if value is None else str(value)

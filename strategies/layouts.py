@@ -59,12 +59,12 @@ class Window:
         step, width = self.region.stride(0), self.region.shape[1]
         strides = [width if stride == step else stride for stride in self.tensor.stride()]
         start = self.tensor.storage_offset() - self.region.storage_offset()
-        _distinct(mask.as_strided(self.tensor.shape, strides, start)).fill_(True)
+        distinct(mask.as_strided(self.tensor.shape, strides, start)).fill_(True)
         return mask
 
     def refill(self, margin_value: float) -> None:
         """Replace the poison by ``margin_value``; the tensor keeps its entries."""
-        entries = _distinct(self.tensor)
+        entries = distinct(self.tensor)
         kept = entries.clone()
         self.region.fill_(margin_value)
         entries.copy_(kept)
@@ -131,7 +131,7 @@ def place(
     region = storage.as_strided((blocks.count, blocks.width), (blocks.step, 1), blocks.first)
     window = Window(storage.as_strided(shape, blocks.strides, blocks.first + blocks.margin), storage, region)
     (region if around else storage[window.part]).fill_(margin_value)
-    entries = _distinct(window.tensor)
+    entries = distinct(window.tensor)
     entries.copy_(data[tuple(map(slice, entries.shape))])
     return window
 
@@ -242,7 +242,7 @@ def _align(elements: int) -> int:
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
 
-def _distinct(tensor: Tensor) -> Tensor:
+def distinct(tensor: Tensor) -> Tensor:
     """Return the part of a tensor whose entries do not share memory: one slice of each expanded dimension."""
     if 0 not in tensor.stride():
         return tensor

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.contract import BIASES, DTYPES, LAYOUTS
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.earlier import KINDS
 from strategies.layouts import Window, place
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import is_spoiled, key_padding_mask
@@ -53,6 +54,9 @@ def check_case(case: Case) -> None:
     for name, known in names.items():
         if getattr(case, name) not in known:
             raise ValueError(f"case.{name}: got {getattr(case, name)!r}, expected one of {', '.join(known)}")
+    for kind in case.earlier:
+        if kind not in KINDS:
+            raise ValueError(f"case.earlier: got {kind!r}, expected one of {', '.join(KINDS)}")
     for spike in case.spikes:
         if spike.tensor not in TENSORS:
             raise ValueError(f"case.spikes: got {spike!r}, expected a tensor of {', '.join(TENSORS)}")

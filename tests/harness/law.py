@@ -106,6 +106,11 @@ class Law:
         return bool(self.draws.get("calls"))
 
     @property
+    def has_earlier_calls(self) -> bool:
+        """Whether its cases say which calls come before the judged one."""
+        return bool(self.draws.get("earlier"))
+
+    @property
     def shares_cases(self) -> bool:
         """Whether the basic laws judge its cases as well: they are about plain calls of finite numbers."""
         return not (self.stands_alone or self.has_own_calls or self.draws.get("nonfinite"))
@@ -143,6 +148,12 @@ def basic_laws(*, gradients: bool = True) -> tuple[str, ...]:
     """Return the names of the basic laws by their places; without ``gradients`` of those that take no gradients."""
     laws = map(law_named, sorted(LAWS, key=by_place))
     return tuple(x.name for x in laws if x.is_basic and (gradients or not x.takes_gradients))
+
+
+@cache
+def law_of_sequences() -> Law:
+    """Return the law whose cases have earlier calls."""
+    return next(law for law in map(law_named, LAWS) if law.has_earlier_calls)
 
 
 def place_among_laws(law: Law) -> int:

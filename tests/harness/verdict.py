@@ -71,6 +71,7 @@ class Finding:
         explained_by: claims that would each make this no error, by way of a design that is less precise than
             FlashAttention-2; the one with the smallest errors comes first.
         likely: those of them that no other one explains much better.
+        certificate: what the kernel does in place of what is right, in words; "" if that is not known.
     """
 
     claim: str
@@ -98,6 +99,7 @@ class Finding:
     rate: tuple[int, ...] = ()
     explained_by: tuple[str, ...] = ()
     likely: tuple[str, ...] = ()
+    certificate: str = ""
 
     def __post_init__(self) -> None:
         # JSON turns tuples into lists.

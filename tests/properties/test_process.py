@@ -22,10 +22,11 @@ from reference.score_rule import PLAIN
 from strategies.layouts import bits
 from tests.harness.device.left_behind import FEW, OF_EARLIER, OWN, left_behind, shared
 from tests.harness.law import law
+from tests.harness.trial.outputs import quoted
 from tests.harness.trial.problem import Problem
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.relate import asked
-from tests.harness.trial.trial import Trial, quoted
+from tests.harness.trial.trial import Trial
 from tests.harness.verdict import LEAVES, STATE
 
 NUMBER = re.compile(r"\d+")

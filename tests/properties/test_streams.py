@@ -13,9 +13,10 @@ from itertools import product
 import torch
 
 from tests.harness.law import law
+from tests.harness.trial.outputs import quoted
 from tests.harness.trial.relate import agree, allowances, of_a_repeat
 from tests.harness.trial.streams import BESIDE, GRAPH, SIDE, CaptureRefused
-from tests.harness.trial.trial import Trial, quoted
+from tests.harness.trial.trial import Trial
 
 CLAIMS = {
     SIDE: "on a side stream, {} is that of a plain call, and not what was in memory before",

@@ -53,6 +53,12 @@ class FailingExample:
     sizes: tuple[Mapping[str, Any], ...] = ()
 
 
+def of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:
+    """Return one failure, the last, of each tensor and kind of error; failures that agree in these may be one bug."""
+    found = ((broken.finding, broken) for broken in waiting)
+    return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())
+
+
 @dataclass
 class Outcome:
     """What known bugs explain of a failure: ``blamed`` are these bugs, and ``rest`` is what fails besides, or None."""

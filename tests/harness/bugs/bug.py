@@ -348,19 +348,26 @@ class Bug:
         is_always = self.failure.finding.kind in NUMBERS and not any(need.is_telling for need in self.needs)
         return law_named(self.failure.law).compares if is_always else ()
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it needs earlier calls, which its case has, or makes repeated calls differ in every case."""
+        has_earlier = law_named(self.failure.law).has_earlier_calls and bool(self.failure.case.earlier)
+        return has_earlier or "repeats" in self.always_differs_between
+
     def keeps_state_as(self, other: "Bug") -> bool:
-        """Whether this bug makes repeated calls differ, and ``other`` does so too or comes and goes.
+        """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
 
         What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So a
-        failure that comes and goes is this bug if the case meets its conditions and all wrong tensors are among those
-        it may make wrong.
+        failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and, unless it
+        needs earlier calls, the case meets its conditions.
         """
         theirs = other.failure.finding
-        if "repeats" in self.always_differs_between and other.always_differs_between:
-            return True
+        if self.keeps_state and (other.keeps_state or other.always_differs_between):
+            return self.is_kin(other) or "repeats" in self.always_differs_between
         if not law_named(self.failure.law).compares or theirs.kind != INTERMITTENT:
             return False
-        may_show = self.is_everywhere or (bool(self.needs) and self.is_met(other.failure.case))
+        is_met = bool(self.needs) and self.is_met(other.failure.case)
+        may_show = self.is_everywhere or self.keeps_state or is_met
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil
 
     def is_like(self, other: "Bug") -> bool:
@@ -460,8 +467,8 @@ class Bug:
         needs = (
             Condition(
                 x["name"],
-                tuple(x["fails"]),
-                tuple(x["holds"]),
+                tuple(map(_as_value, x["fails"])),
+                tuple(map(_as_value, x["holds"])),
                 x.get("is_certain", False),
                 tuple(x.get("untried", ())),
             )
@@ -475,6 +482,11 @@ class Bug:
             offers=tuple(fields["offers"]),
             by_numbers=fields.get("by_numbers", False),
         )
+
+
+def _as_value(x: Any) -> Any:
+    """Return the value of a field after JSON, which turns tuples into lists."""
+    return tuple(x) if isinstance(x, list) else x
 
 
 def in_parts(bug: Bug) -> Bug:

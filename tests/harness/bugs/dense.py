@@ -14,6 +14,7 @@ from typing import Any
 from kernels.contract import GRADIENTS, Capabilities
 from kernels.contract.tuners import is_tuner
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
+from strategies.earlier import FIELDS as OF_EARLIER
 from strategies.features import (
     EXPANDED,
     LENGTHS,
@@ -197,14 +198,15 @@ def ordinary_cases(
 ) -> list[Case]:
     """Return cases, with and without a causal mask, if claimed. They are the same for all bugs of a kernel in a dtype.
 
-    Tuners take the configurations that they take in the case ``like``, and calls are made in its way: users may have
-    any of them.
+    Tuners take the configurations that they take in the case ``like``: users may get any of them. The same calls come
+    before them as before that case, and calls are made in its way.
     """
     c = capabilities
     lengths = ORDINARY_LENGTHS[device_type]
     head_dims = [x for x in COMMON_HEAD_DIMS if x in c.head_dims] or list(c.head_dims)[:1]
     own = {name: value for name, value in like.launch if is_tuner(name)} if like else {}
     launch = tuple((name, own.get(name, values[0])) for name, values in c.launch.items())
+    before: dict[str, Any] = {name: getattr(like or Case, name) for name in (*OF_EARLIER, "way")}
     drawn = [
         Case(
             seqlen_q=seqlen_q,
@@ -218,7 +220,7 @@ def ordinary_cases(
             dtype=dtype,
             seed=at,
             launch=launch,
-            way=like.way if like else SIMPLEST["way"],
+            **before,
         )
         for at, (seqlen_q, seqlen_k, causal) in enumerate(product(lengths, lengths, c.causal))
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from kernels.contract.tuners import CONFIG, is_tuner
 from strategies.case import DECLARED, Case
 from strategies.features import UNEQUAL
+from tests.harness.law import law_named
 from tests.harness.run import Run
 from tests.harness.verdict import INTERMITTENT, LEAK, LEAVES, SANITIZER, STATE, Finding
 
@@ -164,6 +165,8 @@ def symptom(failure: Failure) -> str:
         return f"{failure.sanitizer} reports an error"
     if f.kind == STATE:
         return f"a call leaves {f.claim.removeprefix(LEAVES)}"
+    if failure.case.earlier and law_named(failure.law).has_earlier_calls:
+        return f"{f.tensor} keeps state" if f.tensor else f"{f.kind} after other calls"
     if f.kind == "nonfinite":
         return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
     return f"{f.tensor} is wrong" if f.tensor else f.kind

@@ -10,17 +10,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from strategies.case import Case
+from strategies.earlier import sequences_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Condition
 from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.shrink import RUNS, smallest
+from tests.harness.law import law_named, law_of_sequences
 from tests.harness.run import Run
 from tests.harness.running.child import ChildDied, HarnessError, environment_of, seen_by_child
 from tests.harness.running.exits import Tail
 from tests.harness.running.runs import Runs
 from tests.harness.running.sanitizers import Report, command, environment, failure, reports
-from tests.harness.verdict import LEAK, Finding
+from tests.harness.verdict import LEAK, NUMBERS, Finding
 
 AGAIN = 2
 """A failure that shows in this many further runs is taken to show on every run."""
@@ -35,6 +37,8 @@ TRIED_AGAIN = 12
 """How many failing cases of an investigation are run once more, each in a process of its own."""
 SECONDS_FOR_AGAIN = 3.0
 """Seconds for these runs. If they are used up, the remaining cases are not run."""
+SEQUENCE_SECONDS = 20.0
+"""Seconds to find the earlier calls after which a case fails."""
 FIRST_CALL = "the case fails in the first call of a new process, and holds when it is repeated there"
 
 GROWN_BYTES = 2**29
@@ -108,6 +112,41 @@ def fails_anew(broken: FailingExample | Failure, runs: Runs) -> bool:
     """Whether the case fails in the first call of a new process. Raises BudgetSpent if there is no time for it."""
     runs.child.close()
     return _fails(broken, runs) is not False
+
+
+def as_sequence(broken: FailingExample, runs: Runs) -> FailingExample | None:
+    """Return a failure on the same case after earlier calls of its own, if it holds as the first call of a process.
+
+    A case that has the earlier calls which it needs stays as it is. Each sequence of calls is made in a process of its
+    own, and has to fail in several: a race must not be taken for state that is kept. Later cases run in processes of
+    their own if such a sequence is found. None is looked for where they do so already.
+    """
+    law, claims = law_of_sequences(), runs.info.capabilities
+    own = law_named(broken.law)
+    is_plain = not (own.adds_arguments or own.draws.get("nonfinite") or own.expects_refusal)
+    is_asked = is_plain and broken.finding.kind in NUMBERS and law.applies_to(claims, broken.case.dtype)
+    if not is_asked or runs.in_copies or (runs.device_type != "cpu" and broken.law == law.name):
+        return None
+    spend = runs.clock.meter(SEQUENCE_SECONDS)
+
+    def found(case: Case) -> Finding | None:
+        spend()
+        if runs.device_type != "cpu":
+            runs.child.close()
+        runs.forget()
+        return runs.judged(law.name, case, broken.ignored)
+
+    runs.go_on_in_copies()
+    with suppress(BudgetSpent):
+        alone = replace(broken.case, earlier=(), rounds=1)
+        others = sequences_of(claims, alone, of_gradients=broken.finding.part == "gradients")
+        tried = (*([broken.case] if broken.law == law.name and broken.case.earlier else []), *others)
+        for case in () if found(alone) else tried:
+            finding = found(case) if claims.admits(case) else None
+            if finding and finding.kind in NUMBERS and all(found(case) for _ in range(AGAIN)):
+                return FailingExample(law.name, case, finding, broken.ignored)
+    runs.stop_copies()
+    return None
 
 
 def is_misled(smallest: Failure, answers: Mapping[tuple[str, Case], Finding | None], runs: Runs) -> bool:

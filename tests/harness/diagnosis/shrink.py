@@ -19,6 +19,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case, Spike
+from strategies.earlier import KINDS
 from strategies.features import EMPTY, HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
@@ -142,6 +143,7 @@ def _shorter(capabilities: Capabilities) -> Iterator[Change]:
     yield _of_smaller_lengths
     for name in EMPTY:
         yield partial(_of_shorter_sequences, name=name)
+    yield _of_fewer_earlier_calls
 
 
 def _of_smaller(case: Case, name: str, allowed: Sequence[int]) -> Iterator[Case]:
@@ -162,6 +164,19 @@ def _of_shorter_sequences(case: Case, name: str) -> Iterator[Case]:
     for at, n in enumerate(lengths):
         for less in _smaller(n, range(n + 1)):
             yield with_value(case, name, (*lengths[:at], less, *lengths[at + 1 :]))
+
+
+def _of_fewer_earlier_calls(case: Case) -> Iterator[Case]:
+    """Yield the case with fewer kinds of earlier calls, with these made less often, and with a simpler kind."""
+    kinds = case.earlier
+    for at in range(len(kinds)):
+        yield from (
+            with_value(case, "earlier", some) for some in (kinds[at : at + 1], kinds[:at] + kinds[at + 1 :])
+        )
+    yield from (with_value(case, "rounds", x) for x in _smaller(case.rounds, range(1, 2**30)))
+    for at, kind in enumerate(kinds):
+        for simpler in list(KINDS)[: list(KINDS).index(kind)]:
+            yield with_value(case, "earlier", (*kinds[:at], simpler, *kinds[at + 1 :]))
 
 
 def _values_of(name: str, capabilities: Capabilities) -> Sequence[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from strategies.case import Case
 from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
-from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs
+from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, of_each_kind
 from tests.harness.bugs.avoidance import Avoided
 from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
 from tests.harness.bugs.duplicates import is_same
@@ -25,6 +25,7 @@ from tests.harness.diagnosis.reruns import (
     REPEATS,
     TOGETHER,
     Watch,
+    as_sequence,
     fails_again,
     fails_anew,
     intermittent,
@@ -124,7 +125,7 @@ class Triage:
         self._sort_waiting(WAIT_SECONDS, last=last)
         if last:
             # One failure of each kind comes first: several of one kind may be the same bug, and time may run out.
-            first = _of_each_kind(self.waiting)
+            first = of_each_kind(self.waiting)
             self.waiting = [*first, *(broken for broken in self.waiting if broken not in first)]
             self._sort_waiting(math.inf if math.isinf(self.runs.share) else WAIT_SECONDS, last=True)
             self._leave_out()
@@ -148,7 +149,7 @@ class Triage:
         A failure for which a known bug may be to blame is not reported, because each process that has met one would
         report a bug of its own.
         """
-        for broken in _of_each_kind(self.waiting):
+        for broken in of_each_kind(self.waiting):
             self.known.learn()
             if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
                 self.waiting.remove(broken)
@@ -314,19 +315,24 @@ class Triage:
         With ``shrink``, in this order:
 
         1. A failure that shows only if the kernel is compiled for any sizes and strides is no bug for users.
-        2. If the case passes when it is repeated, the failure is intermittent.
-        3. If the case passes in a new process, it fails only after other calls. Later cases then run in copies of a
+        2. If several calls may be needed, and earlier ones that a case can have show it, these are investigated.
+        3. If the case passes when it is repeated, the failure is intermittent.
+        4. If the case passes in a new process, it fails only after other calls. Later cases then run in copies of a
            process that has called no kernel.
-        4. Otherwise it is restated by a basic law and investigated. The result is withdrawn if the smallest case comes
+        5. Otherwise it is restated by a basic law and investigated. The result is withdrawn if the smallest case comes
            and goes, if earlier calls or the compilation misled the search, or if it passes in a new process. Then the
            drawn case is investigated again, or reported as it is.
-        5. A hurried investigation whose bug can't be distinguished from known bugs is left to the next run.
+        6. A hurried investigation whose bug can't be distinguished from known bugs is left to the next run.
         """
         if shrink and self._fails_in_general_alone(drawn):
             return
-        if shrink and not fails_again(drawn, self.runs) and self._keep_intermittent(drawn):
+        again = not shrink or fails_again(drawn, self.runs)
+        anew = again and (not shrink or self._fails_anew(drawn))
+        if shrink and not (anew and law_named(drawn.law).is_basic) and self._is_told_as_sequence(drawn):
             return
-        if shrink and not self._fails_anew(drawn):
+        if not again and self._keep_intermittent(drawn):
+            return
+        if not (anew if again else self._fails_anew(drawn)):
             self._keep_intermittent(drawn, AFTER_OTHERS)
             self.runs.go_on_in_copies()
             return
@@ -347,7 +353,7 @@ class Triage:
         elif HOLDS_ALONE in told and self._holds_anew(bug.failure):
             self.known.withdraw(bug.failure)
             if self._holds_anew(drawn):
-                self._keep_intermittent(drawn, AFTER_OTHERS)
+                _ = self._is_told_as_sequence(drawn) or self._keep_intermittent(drawn, AFTER_OTHERS)
             else:
                 self._keep_as_drawn(drawn)
         elif investigation.hurried and not self._is_told_apart(bug):
@@ -355,6 +361,16 @@ class Triage:
             self.late.append(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)
+
+    def _is_told_as_sequence(self, drawn: FailingExample) -> bool:
+        """Whether a failure needs other earlier calls than it has, and was counted or reported with these."""
+        with suppress(OutOfTime):
+            sequence = as_sequence(drawn, self.runs)
+            if sequence is not None and sequence.case != drawn.case:
+                if (rest := self._unexplained(sequence)) is not None:
+                    self._investigate(rest)
+                return True
+        return False
 
     def _is_told_apart(self, bug: Bug) -> bool:
         """Whether a bug's conditions distinguish it from all known bugs that make the same tensors wrong.
@@ -472,9 +488,13 @@ class Triage:
         return HANG_SECONDS[self.runs.device_type] if finding.kind == "hung" else math.inf
 
     def _is_less_precise(self, broken: FailingExample) -> bool:
-        """Whether a failure is a less precise call. The first one must fail again: else it may be a race."""
+        """Whether a failure is a less precise call. The first one must fail again, and in a new process too.
+
+        Else it may be a race, or come of earlier calls.
+        """
         is_first = broken.finding.explained_by and not self.known.precision.claims
-        return (not is_first or fails_again(broken, self.runs)) and self.known.is_less_precise(broken)
+        shows = not is_first or (fails_again(broken, self.runs) and self._fails_anew(broken))
+        return shows and self.known.is_less_precise(broken)
 
     def _record(self, broken: FailingExample) -> dict[str, Any]:
         """Return the record by which a later run can repeat a failing case."""
@@ -578,9 +598,3 @@ class Triage:
             return None
         outcome = explain_by_known_bugs(told, tuple(self.known.bugs.values()), run, capabilities)
         return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
-
-
-def _of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:
-    """Return one failure, the last, of each tensor and kind of error; failures that agree in these may be one bug."""
-    found = ((broken.finding, broken) for broken in waiting)
-    return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())

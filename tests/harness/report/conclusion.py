@@ -50,6 +50,8 @@ class DistinctBug:
         """Yield a label and a text for each known fact of the bug, except the path of its report."""
         failure = self.bug.failure
         yield "claim", " ".join(failure.finding.claim.split())
+        if failure.finding.certificate:
+            yield "instead", failure.finding.certificate
         if failure.finding.rate:
             yield "rate", "; ".join((shown_in(failure.finding), *failure.explanation.sentences))
         yield from _numbers(failure.finding)

@@ -34,6 +34,7 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
     """Return labels and texts that describe the failure, in the order in which a maintainer asks for them."""
     f, env = failure.finding, failure.environment
     rows = [("claim", " ".join(f.claim.split()))]
+    rows += [("instead", f.certificate)] if f.certificate else []
     if f.rate:
         rows.append(("comes and goes", shown_in(f)))
     if f.actual is not None:

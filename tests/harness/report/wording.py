@@ -6,6 +6,7 @@ from typing import Any
 from kernels.contract.tuners import AT_WORK, CONFIG, is_tuner
 from kernels.contract.tuners import told as common_to
 from strategies.case import DECLARED, KINDS, OPTIONS
+from strategies.earlier import KINDS as KINDS_OF_CALLS
 from strategies.features import (
     BLIND,
     DIFFERENT,
@@ -100,6 +101,12 @@ def _need(need: Condition) -> str:
         return f"odd {need.name}"
     if need.name == "sm_scale":
         return _scale(need)
+    if need.name == "earlier":
+        return " and ".join(
+            KINDS_OF_CALLS[kind].replace("a call", "an earlier call") for kind in need.fails[0]
+        )
+    if need.name == "inference":
+        return str(DECLARED[need.name]["called"])
     if need.name in OF_SEQUENCES:
         return _of_sequences(need)
     if need.name == "way":
@@ -213,6 +220,7 @@ def row(bug: Bug, seen: Occurrences) -> dict[str, Any]:
         "ratio": "inf" if f.ratio is None else f.ratio,
         "ulps": f.ulps,
         "relative": f.relative,
+        "certificate": f.certificate or None,
         "offers": bug.offers,
     }
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
-from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
+from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, SIMPLEST, TENSORS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Space, claimed_scales
 from strategies.coverage import Coverage
 from strategies.design import Design
+from strategies.earlier import FIELDS as OF_EARLIER
 from strategies.features import LENGTHS, UNEQUAL, in_plain_layouts, text
 from strategies.lengths import MAX_SEQLEN, TILES, shortest_lengths
 from strategies.padding import FAMILIES as PADDINGS
@@ -55,7 +56,7 @@ CASES = ("refused_cases", "answered_cases")
 """The fields of a tally that hold cases."""
 
 VALUES = tuple(f"{tensor}_values" for tensor in TENSORS)
-FIELDS = (*(name for name in DECLARED if name not in OF_SEQUENCES), *VALUES)
+FIELDS = (*(name for name in DECLARED if name not in (*OF_SEQUENCES, *OF_EARLIER)), *VALUES)
 """The fields of a case of which each value is a cell."""
 COMPARED = ("shorter q", "equal", "longer q")
 """The values of ``lengths``: seqlen_q is below seqlen_k, equal to it, or above it."""
@@ -238,13 +239,14 @@ def _keep(case: Case, cases: dict[Case, None]) -> None:
 
 
 def plain(case: Case) -> Case:
-    """Return the case with normal numbers, in plain layouts, as claims are about nothing else.
+    """Return the case with normal numbers, in plain layouts, and alone, as claims are about nothing else.
 
     dout gets the layout of q, since few kernels that refuse layouts refuse any of dout, which is no argument of their
     forward.
     """
     numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
-    return in_plain_layouts(replace(case, seed=0, spikes=(), dout_layout=case.q_layout, **numbers))
+    alone = {name: SIMPLEST[name] for name in OF_EARLIER}
+    return in_plain_layouts(replace(case, seed=0, spikes=(), dout_layout=case.q_layout, **numbers, **alone))
 
 
 def _to_fields(case: Case) -> dict[str, Any]:
@@ -253,7 +255,7 @@ def _to_fields(case: Case) -> dict[str, Any]:
 
 def _from_fields(changed: dict[str, Any]) -> Case:
     lists: dict[str, Any] = {
-        name: tuple(changed[name]) for name in ("seqlens_q", "seqlens_k") if name in changed
+        name: tuple(changed[name]) for name in ("seqlens_q", "seqlens_k", "earlier") if name in changed
     }
     return Case(**{**changed, **lists, "launch": tuple(map(tuple, changed.get("launch", ())))})
 

@@ -13,6 +13,10 @@ PLAIN, PLAIN_NAME = (Tensor, torch.nn.Parameter), "torch.Tensor"
 """The classes of tensors that hold numbers, and do nothing else as they are read."""
 
 
+QUOTED = 160
+"""The most characters of an exception or a warning that a note has."""
+
+
 class WrongKind(TypeError):
     """A kernel returned another kind of object than the contract says; the message says which and what was expected."""
 
@@ -122,3 +126,8 @@ def shape_of_lse(shape_of_q: Sequence[int], layout: str) -> tuple[int, ...]:
     """Return the shape in which lse is returned for q (batch, heads_q, seqlen_q, head_dim), by the layout claimed."""
     batch, heads_q, seqlen_q = shape_of_q[:3]
     return (batch, seqlen_q, heads_q) if layout == "bnh" else (batch, heads_q, seqlen_q)
+
+
+def quoted(words: str) -> str:
+    """Return the words of an exception or a warning as a note may have them: in one short line, without braces."""
+    return " ".join(words.replace("{", "(").replace("}", ")").split())[:QUOTED]

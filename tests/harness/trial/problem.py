@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.contract import GRADIENTS, OUTPUTS
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.score_rule import PLAIN, ScoreRule
-from strategies.layouts import are_first_columns, bits, changed_together
+from strategies.layouts import are_first_columns, bits, changed_together, span
 from tests.harness.device.transfer import Copies, on_cpu
 
 
@@ -176,6 +176,13 @@ class Call:
     order: str = ""
     way: str = "none"
 
+    def copied(self) -> "Call":
+        """Return the call with copies of its tensors, which have the same strides, in memory of their own."""
+        p = self.problem
+        k, v = changed_together(p.k, p.v, copied, copied)
+        launch = {name: copied(x) if isinstance(x, Tensor) else x for name, x in self.launch.items()}
+        return replace(self, problem=replace(p, q=copied(p.q), k=k, v=v, dout=copied(p.dout)), launch=launch)
+
     def is_like(self, other: "Call") -> bool:
         """Whether the two calls have the same bits in all arguments, and the same order of programs."""
         same_way = (self.backward, self.order, self.way) == (other.backward, other.order, other.way)
@@ -185,6 +192,11 @@ class Call:
             and all(is_same_argument(value, other.launch[name]) for name, value in self.launch.items())
             and self.problem.is_like(other.problem)
         )
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a copy of a tensor with the same strides."""
+    return x.as_strided((span(x),), (1,)).clone().as_strided(x.shape, x.stride(), 0)
 
 
 def is_same_argument(x: Any, y: Any) -> bool:

@@ -40,6 +40,7 @@ class Prepared:
         windows: its inputs by name, each a window in poisoned storage.
         packed: the number of sequences that lie end to end in one batch element; 0 if none do.
         cache: for a call that appends keys, the k and v that it writes to, each with what they must hold afterwards.
+        may_fail: whether it is no call that a kernel has to answer, so that an exception tells nothing.
         order: in which order the programs of Triton kernels run on the CPU, as in ``programs``.
         place: where on a GPU it is made, as in ``streams``; "" if it is a plain call.
         way: the way in which it is made, of ``strategies.ways``; none for the plain one.
@@ -50,6 +51,7 @@ class Prepared:
     windows: Mapping[str, Window]
     packed: int = 0
     cache: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    may_fail: bool = False
     order: str = ""
     place: str = ""
     way: str = "none"

@@ -57,8 +57,6 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cubl
 NVIDIA's libraries call it by a status that ends with ``ALLOC_FAILED``, and cuBLAS may find none in ``cublasCreate``.
 """
 
-QUOTED = 160
-"""The most characters of an exception or a warning that a note has."""
 NO_WAY: str = SIMPLEST["way"]
 """The way of calling of a plain call."""
 
@@ -170,15 +168,19 @@ class Trial:
     seconds: dict[str, float] = field(default_factory=lambda: {"kernel": 0.0, "tensors": 0.0})
 
     def __post_init__(self) -> None:
-        start = time.perf_counter()
         self.home = self.home or self.device
+        self._make_tensors()
+
+    def _make_tensors(self) -> None:
+        """Make the tensors of the case, and the problem and the launch settings of its call."""
+        start = time.perf_counter()
         try:
             # What lies around a tensor is read and written where the kernel runs, and only there.
             around = self.home == self.device
             self.windows: Tensors = tensors(self.case, self.home, margin=self.margin, around=around)
         except (torch.OutOfMemoryError, MemoryError) as e:
             raise CannotRun(f"no memory for the tensors: {in_short(e)}") from e
-        self.seconds["tensors"] = time.perf_counter() - start
+        self.seconds["tensors"] += time.perf_counter() - start
         w = self.windows
         self.problem = Problem(
             *(w.q.tensor, w.k.tensor, w.v.tensor, w.dout.tensor),
@@ -262,6 +264,18 @@ class Trial:
         else:
             other.__dict__.pop("family", None)  # it may depend on the launch settings
         return other
+
+    def on(self, case: Case) -> "Trial":
+        """Return the same trial, calls and counts included, on another case, of which no call is judged."""
+        other = copy.copy(self)
+        other.case = case
+        other._make_tensors()
+        return other
+
+    def let_go(self, number: int) -> Call:
+        """Remember a call by copies of its tensors, so that its own are alive only as long as others hold them."""
+        self.calls[number] = self.calls[number].copied()
+        return self.calls[number]
 
     def replayed(self, family: Family) -> "Trial":
         """Return a new trial of the case, as if the kernel were of another family; calls already made are reused."""
@@ -527,11 +541,6 @@ class Trial:
 def in_short(error: BaseException) -> str:
     """Return what an exception says, for PyTorch on a GPU without who holds how much of its memory."""
     return str(error).partition(" GPU ")[0]
-
-
-def quoted(words: str) -> str:
-    """Return the words of an exception or a warning as a note may have them: in one short line, without braces."""
-    return " ".join(words.replace("{", "(").replace("}", ")").split())[:QUOTED]
 
 
 def gradients_given(kernel: AttentionKernel, p: Problem, way: str = NO_WAY) -> tuple[str, ...]:

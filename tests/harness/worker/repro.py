@@ -95,9 +95,12 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         scripted.in_sequences,
         scripted.last_program_first,
         scripted.elsewhere,
+        scripted.attempted,
     ):
         if any(f"{wrapper.__name__}," in f"{function}, {arguments}" for function, arguments in source.calls):
             functions = [wrapper, *functions]
+    if any("holding(" in arguments for _, arguments in source.calls):
+        functions = [scripted.holding, *functions]
     if scripted.in_sequences in functions:
         functions = [apart, *functions]
     called = [scripted.finished, scripted.through_autograd, getattr(scripted, source.function), *functions]
@@ -192,8 +195,9 @@ def _ending(
         ["results = [", *(f"    {function}({arguments})," for function, arguments in calls), "]"]
     )
     if f.actual is None:
-        fit = "for result in results:\n    must_fit(result)"
-        if appends:  # such a call is meant to write to k and v
+        fit = "for result in filter(None, results):\n    must_fit(result)"
+        # Calls that append keys are meant to write to k and v, and between calls of a sequence the script does.
+        if appends or any("holding(" in arguments for _, arguments in calls):
             return [scripted.must_fit], [made, fit]
         return [scripted.must_fit, scripted.must_be_unchanged], [made, fit, unchanged]
     name = f.expression or f.tensor

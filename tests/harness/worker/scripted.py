@@ -80,6 +80,22 @@ def in_sequences(batch: int, call: Callable[..., Any], *arguments: Any, **option
     return apart(call(*arguments, **options), batch, LSE_LAYOUT)
 
 
+def attempted(call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Tensor]:
+    """Make a call that a kernel need not answer. Nothing is returned, whatever comes of it."""
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        print(f"raised: {type(error).__name__}: {error}")
+    return {}
+
+
+def holding(x: Tensor, numbers: Tensor) -> Tensor:
+    """Write other numbers into a tensor, in place, and return it."""
+    once = tuple(slice(1) if step == 0 else slice(None) for step in x.stride())
+    x[once].copy_(numbers)
+    return x
+
+
 def last_program_first(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Make a call in which the programs of each launch of a Triton kernel run in the opposite order."""
     programs.order = "backward"

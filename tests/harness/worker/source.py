@@ -2,6 +2,8 @@
 
 import base64
 import math
+import re
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from typing import Any
 from torch import Tensor, uint8
 
 from kernels.contract.tuners import is_tuner
-from strategies.layouts import span
+from strategies.layouts import distinct, span
 from strategies.ways import WAYS
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.interpreter.programs import BACKWARD
@@ -29,12 +31,16 @@ class Source:
         function: the one that makes a call.
         tensors: an assignment for each distinct tensor.
         calls: for each call the name of a function, and its arguments.
+        is_sequence: whether tensors and tables are written over between the calls, which is written down too.
     """
 
     function: str
+    is_sequence: bool = False
     tensors: list[str] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     names: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    held: dict[str, tuple[Any, bytes]] = field(default_factory=dict)
+    """By name, a reference to the tensor that had it last, and the bytes of its numbers then."""
 
     def add(
         self,
@@ -59,9 +65,10 @@ class Source:
         options |= {"dlse": problem.dlse} if problem.dlse is not None else {}
         if memory and memory.fenced:
             options |= {"fenced": True} | ({"is_before": True} if memory.is_before else {})
-        arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
+        arguments += [f"{name}={self._option(name, value)}" for name, value in options.items()]
         function, *arguments = (
             *(["elsewhere", repr(call.place)] if call.place else []),
+            *(["attempted"] if call.may_fail else []),
             *(["last_program_first"] if call.order == BACKWARD else []),
             *(["in_sequences", str(call.packed)] if call.packed else []),
             *(["poisoned", str(poison)] if poison is not None else []),
@@ -72,17 +79,35 @@ class Source:
     def only(self, numbers: slice) -> "Source":
         """Return a source with some of the calls, and the tensors that these take."""
         calls = self.calls[numbers]
-        taken = " ".join(arguments for _, arguments in calls)
-        return Source(
-            self.function, [line for line in self.tensors if f" {line.partition(' ')[0]}," in taken], calls
-        )
+        taken = set(re.findall(r"\w+", " ".join(arguments for _, arguments in calls)))
+        lines = [line for line in self.tensors if line.partition(" ")[0] in taken]
+        return Source(self.function, self.is_sequence, lines, calls)
+
+    def _option(self, name: str, value: Any) -> str:
+        """Return an option of a call as Python: a table by its name, if it may be written over between calls."""
+        if not (self.is_sequence and isinstance(value, Tensor)):
+            return _literal(value)
+        key = (f"{name}_", value.data_ptr(), tuple(value.shape), value.stride())
+        return self._again(value, self._named(key, lambda: _literal(value)), lambda: _literal(value))
 
     def _tensor(self, role: str, x: Tensor, poison: float | None) -> str:
         key = (role, x.data_ptr(), tuple(x.shape), x.stride(), str(poison))
-        return self._named(key, lambda: written(x, poison))
+        name = self._named(key, lambda: written(x, poison))
+        return self._again(x, name, lambda: written(distinct(x), poison)) if self.is_sequence else name
+
+    def _again(self, x: Tensor, name: str, numbers: Callable[[], str]) -> str:
+        """Return an expression for a tensor of a name: another tensor in its memory, or with other numbers, if so."""
+        entries = distinct(x).detach().cpu().contiguous().view(uint8).numpy().tobytes()
+        known = self.held.get(name)
+        is_same = known is None or known[0]() is x
+        self.held[name] = weakref.ref(x), entries
+        expression = name if is_same else f"{name}[...]"
+        return expression if known is None or known[1] == entries else f"holding({expression}, {numbers()})"
 
     def _columns(self, k: str, v: Tensor) -> str:
         """Return the name of a v that is the first columns of the tensor that is named ``k``."""
+        if self.is_sequence:  # k may be an expression that writes to it
+            return f"{re.findall(r'k[0-9]+', k)[0]}[..., :{v.shape[3]}]"
         expression = f"{k}[..., :{v.shape[3]}]"
         return self._named(("v", expression), lambda: expression)
 
@@ -103,7 +128,8 @@ class WritingTrial(Trial):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.source = Source("through_autograd" if self.kernel.backward is None else "by_kernel")
+        function = "through_autograd" if self.kernel.backward is None else "by_kernel"
+        self.source = Source(function, bool(self.case.earlier))
 
     def record(self, call: Prepared, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Write a call down before it is made, unless an earlier trial of this replay has done so."""

@@ -75,7 +75,7 @@ def test_a_file_older_than_a_field_has_its_default() -> None:
     parts = ("window_right", "chunk", "first_keys", "prefix", "softcap", "alibi_slopes", "bias", "sinks")
     sequences = ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool")
     for version, names in (
-        (9, ("way",)),
+        (9, ("way", "earlier", "rounds", "inference")),
         (8, sequences),
         (7, ("ragged", "fp8_cache", "fp8_inputs", "rotary")),
         (6, ("v_in_k",)),
@@ -156,7 +156,8 @@ def test_what_is_not_a_case_is_refused_in_one_line(text: str, message: str) -> N
 
 def test_sequences_of_an_older_file_follow_from_its_seed() -> None:
     record = json.loads(to_json(replace(FULL, ragged="paged")))
-    for name in ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool", "way"):
+    later = ("earlier", "rounds", "inference")
+    for name in ("seqlens_q", "seqlens_k", "rows_behind", "page_size", "block_table", "pool", "way", *later):
         del record[name]
     assert from_json(json.dumps({**record, "version": 8})) == replace(
         FULL, ragged="paged", block_table="of_seed"
