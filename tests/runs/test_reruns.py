@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.harness.bugs.bug import Occurrences
+from tests.harness.bugs.failure import headline
 from tests.harness.clock import BudgetSpent, meter
+from tests.harness.diagnosis import triage
 from tests.harness.diagnosis.reruns import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
@@ -119,7 +121,26 @@ class TestAfterOtherCalls:
     LONG, SHORT = (replace(CASE, seqlen_k=x, causal=True) for x in (9, 5))
     UNMASKED = replace(CASE, seqlen_k=20)
 
-    def test_a_failure_that_no_new_process_shows_is_a_bug_of_its_own(self, subject_of: SubjectOf) -> None:
+    def test_a_failure_that_no_new_process_shows_is_told_with_the_calls_that_it_needs(
+        self, subject_of: SubjectOf
+    ) -> None:
+        subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
+        for case in (self.LONG, self.SHORT):
+            subject.check(law_named("forward"), case)
+        (bug,) = subject.known.bugs.values()
+        f = bug.failure
+        assert (f.law, f.finding.kind, f.case.earlier) == ("sequences", "error", ("longer",))
+        assert f.finding.certificate == "wrong after a call with longer sequences"
+        assert headline(f).endswith("out keeps state (float32)")
+        script = (report_of(subject) / "repro.py").read_text()
+        assert exit_status(script, SCRIPT_SECONDS) == 1
+        assert exit_status(script.replace(").keeping_the_longest", ").sound"), SCRIPT_SECONDS) == 0
+        child.close()
+
+    def test_a_failure_that_no_known_sequence_shows_is_a_bug_of_its_own(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(triage, "as_sequence", lambda broken, runs: None)
         subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
         for case in (self.LONG, self.SHORT):
             subject.check(law_named("forward"), case)
@@ -149,6 +170,7 @@ class TestAfterOtherCalls:
     def test_where_no_process_can_be_copied_a_case_that_holds_alone_is_tried_in_a_new_one(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(triage, "as_sequence", lambda broken, runs: None)
         monkeypatch.setattr(Triage, "_may_be_misled", lambda self: False)  # as on a GPU
         monkeypatch.setattr(Runs, "go_on_in_copies", lambda self: None)
         subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))

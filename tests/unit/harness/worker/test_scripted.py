@@ -163,3 +163,18 @@ def test_gradients_must_flow_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "right\n"
     with pytest.raises(SystemExit, match="lost: dk"):
         scripted.must_flow_back(*arguments, gradients=("dk",), way="k_alone", **OPTIONS)
+
+
+def test_other_numbers_are_written_into_the_same_tensor() -> None:
+    x = torch.zeros(1, 1, 2, 3).expand(2, 1, 2, 3)
+    version = x._version
+    assert scripted.holding(x, torch.ones(1, 1, 2, 3)) is x
+    assert bool((x == 1).all())
+    assert x._version > version
+
+
+def test_a_call_that_a_kernel_need_not_answer_may_raise() -> None:
+    def raises(*args: Any, **options: Any) -> None:
+        raise ValueError("shapes do not fit")
+
+    assert scripted.attempted(scripted.by_kernel, raises, *problem(), gradients=()) == {}
