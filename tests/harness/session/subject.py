@@ -185,6 +185,8 @@ class Subject:
         finding = self.info.finding(verdict)
         if finding is not None and finding.kind == "hung":
             self.known.note_hang()
+        if finding is not None and finding.kind == "exception" and open_case.way == "inference_mode":
+            self.runs.go_on_in_copies()  # what the kernel has kept of inference mode fails its later calls as well
         if finding is None:
             self.triage.look_for_leak(law.name, open_case)
         else:
