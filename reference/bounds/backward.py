@@ -53,12 +53,6 @@ the factor log2 e is put back: that is one store more, whose underflow counts 1 
 A gradient g of lse adds P_ij g_i to dS_ij, so that delta - g takes the place of delta, whether one subtracts g from
 delta or autograd adds P g to dS. In the second case each term errs and is cast by itself, so that P |g| is added to
 the size of dS, and |g| to that of delta.
-
-The sink s of a head is the score of one more key whose value is 0, so that its dP is 0 and its dS is -p (delta - g),
-where p = exp(s - lse). dsinks is the sum of these over the rows of the head, of all sequences. p errs relatively by
-expm1 of 4 U (|s| + |lse|), of the error of lse where that is not the kernel's own, and by 16 U for exp, the division by
-l and the product; where P is cast before dS is made of it, by that cast as well. Terms of rows that see no key are 0. A
-sum of n terms in float32 errs by n U times the sum of their sizes.
 """
 
 import math
@@ -73,6 +67,7 @@ from reference.bounds.accumulation import multiplicity, probable_partial_sum, pr
 from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.forward import SUBNORMAL_FLUSH, ForwardBounds, merge_error, sum_error
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, weight_error
+from reference.bounds.sinks import OfSinks, sinks_gradient
 from reference.heads import unfold
 from reference.masks import hide
 from reference.score_rule import broadcast
@@ -184,7 +179,7 @@ def backward_bounds(
         dk_bound=dk_bound.masked_fill_(dk_lost, math.inf),
         dv_bound=dv_bound.masked_fill_(dv_lost, math.inf),
         **({} if dbias is None else {"dbias": dbias[0], "dbias_bound": dbias[1]}),
-        **(_sinks_gradient(e, t, a) if of_sinks else {}),
+        **(sinks_gradient(e, t.sinks, a, t.of_scores.casts, t.products_lost) if of_sinks else {}),
     )
 
 
@@ -236,18 +231,14 @@ class _Product:
 class _Terms:
     """P and dS with their errors, and the rows, keys and columns of v that an overflow of float32 may spoil.
 
-    ``of_scores`` is dS before a soft-cap's slope, and its error that before any cast of it. ``delta`` (B, H, R, 1) has
-    the gradient of lse subtracted, and ``shift`` (B, H, R) is the lse that weights are made of; each has its error.
-    ``products_lost`` are the rows in which a product may overflow, whatever comes of the cast of dS.
+    ``of_scores`` is dS before a soft-cap's slope, and its error that before any cast of it. ``sinks`` has what dsinks
+    is made of. ``products_lost`` are the rows in which a product may overflow, whatever comes of the cast of dS.
     """
 
     weights: _Operand
     grad_s: _Operand
     of_scores: _Operand
-    delta: Tensor
-    delta_error: Tensor
-    shift: Tensor
-    shift_error: Tensor | float
+    sinks: OfSinks
     products_lost: Tensor
     rows_lost: Tensor
     keys_lost: Tensor
@@ -378,10 +369,7 @@ def _terms(
             casts=1 + a.ds_from_rounded_p,
         ),
         of_scores=of_scores,
-        delta=delta,
-        delta_error=delta_error + 3 * FP32_ROUNDOFF * size_delta,
-        shift=shift,
-        shift_error=extra,
+        sinks=OfSinks(delta, delta_error + 3 * FP32_ROUNDOFF * size_delta, shift, extra),
         products_lost=row_lost,
         rows_lost=row_lost | ~(largest(cast_ds, -1) < most_ds),
         keys_lost=row_lost.any(-2, keepdim=True) | ~(largest(cast_ds, -2).mT < most_ds),
@@ -427,28 +415,6 @@ def _bias_gradient(
     most = min(a.output.maximum if cast or stores else math.inf, FLOAT32_SAFE)
     lost = terms_of(t.products_lost).any(-1) | ~(partial_sum < most)
     return value.reshape(*shape), bound.masked_fill_(lost, math.inf).reshape(*shape)
-
-
-def _sinks_gradient(e: Exact, t: _Terms, a: Arithmetic) -> dict[str, Tensor]:
-    """Return dsinks (heads_q,) and its bound by rule 1, which the docstring of this module derives."""
-    if e.sink is None:
-        raise ValueError("of_sinks: got True without sinks, expected a call with sinks")
-    heads_q, shift = e.group * e.k.shape[1], t.shift[..., None]
-    extra = t.shift_error[..., None] if isinstance(t.shift_error, Tensor) else t.shift_error
-    p = (e.sink - shift).exp().masked_fill(e.empty[..., None], 0.0)
-    relative = torch.expm1(4 * FP32_ROUNDOFF * (e.sink.abs() + shift.abs()) + extra + 16 * FP32_ROUNDOFF)
-    relative = relative + (t.of_scores.casts - 1) * a.weights.roundoff
-    if a.rounded_scores:
-        relative = relative + 4 * a.weights.roundoff
-    size = p * t.delta.abs()
-    error = relative * size + p * (1 + relative) * t.delta_error + SUBNORMAL_FLUSH
-    value, size, error = (
-        unfold(x.expand_as(shift), heads_q).sum((0, 2, 3)) for x in (-p * t.delta, size, error)
-    )
-    terms = shift.numel() // max(1, heads_q)
-    error = error + (terms + 1) * FP32_ROUNDOFF * (size + error)
-    lost = unfold(t.products_lost.expand_as(shift).double(), heads_q).sum((0, 2, 3)) > 0
-    return {"dsinks": value, "dsinks_bound": error.masked_fill_(lost, math.inf)}
 
 
 def _through_cap(
