@@ -23,7 +23,7 @@ from strategies.features import (
     value_of,
 )
 from strategies.landmarks import MANY
-from tests.harness.bugs.failure import Explanation, Failure
+from tests.harness.bugs.failure import OF_MEMORY, Explanation, Failure
 from tests.harness.law import law_named
 from tests.harness.run import run_of
 from tests.harness.symptoms import are_kindred, is_flushed, is_small, wrong_tensors
@@ -437,7 +437,10 @@ class Bug:
         return self.ends_as(other.failure.finding) and (of_nothing or always)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON, without what only the report needs. Of the explanation it has the causes."""
+        """Return a record for JSON, without what only the report needs.
+
+        Of the explanation it has the causes, and whether a wrong tensor depends on uninitialised memory.
+        """
         f = self.failure
         return {
             "kernel": f.kernel,
@@ -451,6 +454,7 @@ class Bug:
             "offers": self.offers,
             "by_numbers": self.by_numbers,
             "causes": f.explanation.causes,
+            "of_memory": OF_MEMORY in f.explanation.sentences,
         }
 
     @classmethod
@@ -462,7 +466,9 @@ class Bug:
             finding=Finding(**fields["finding"]),
             environment=fields["environment"],
             number=fields["number"],
-            explanation=Explanation(causes=tuple(fields["causes"])),
+            explanation=Explanation(
+                sentences=(OF_MEMORY,) if fields.get("of_memory") else (), causes=tuple(fields["causes"])
+            ),
         )
         needs = (
             Condition(

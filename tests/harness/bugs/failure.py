@@ -21,7 +21,7 @@ HOLDS_ALONE = (
     "in a new process the case holds: what else is in memory makes the difference; hence no repro.py"
 )
 
-OF_MEMORY = "if fresh memory is full of zeros it is right: it depends on uninitialised memory"
+OF_MEMORY = "it depends on uninitialised memory: right if that is full of zeros"
 """What is said of a wrong tensor that is right with other numbers in memory that nobody has written."""
 
 HOLDS_IN_TURN = (

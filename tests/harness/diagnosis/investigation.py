@@ -515,7 +515,9 @@ class Investigation:
             needs = search.dtypes(spend)
             always = search.always_wrong(spend)
         if not is_small(bug.failure.finding):  # a rounding error may pass in any other case by chance
-            bug = replace(bug, failure=self.shown_apart_from([bug, *self.known.bugs.values()]))
+            before = self.failure
+            if (apart := self.shown_apart_from([bug, *self.known.bugs.values()])) is not before:
+                bug = replace(bug, failure=apart)
         named = {self.failure.finding.tensor} - {""}
         tensors = tuple(sorted(always | named))
         bug = replace(bug, needs=needs, tensors=tensors, severity=Severity(tried, tried))

@@ -1,5 +1,6 @@
 """Bugs are told apart. A kernel is a function of a case here, which says at once which tensors are wrong in it."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from tests.harness.bugs.bug import Bug, Condition, Severity, in_parts, met_again
 from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import symptoms_apart_from_forward
 from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.failure import OF_MEMORY, Explanation
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward
 from tests.harness.symptoms import is_small
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
@@ -473,3 +475,11 @@ def test_small_errors_of_some_ordinary_cases_are_one_bug() -> None:
     assert not one.is_like(replace(two, tensors=("dq",), failure=bug(CASE, ("dq",)).failure))
     large = bug(CASE, ("out",), GROUP, relative=0.5)
     assert not one.is_like(replace(large, severity=seldom))
+
+
+@pytest.mark.parametrize("sentences", [(), (OF_MEMORY,)])
+def test_a_record_keeps_whether_uninitialised_memory_decides(sentences: tuple[str, ...]) -> None:
+    known = bug(CASE, ("dq",))
+    explained = replace(known.failure, explanation=Explanation(sentences))
+    record = json.loads(json.dumps(replace(known, failure=explained).to_dict()))
+    assert Bug.from_dict(record).failure.explanation.sentences == sentences
