@@ -60,10 +60,10 @@ from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
 from tests.harness.run import Run, run_of
 from tests.harness.trial import pattern
-from tests.harness.trial.designs import with_explanations
 from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
 from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
+from tests.harness.worker.designs import with_explanations
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
 from tests.harness.worker.script_process import ScriptProcess

@@ -13,15 +13,15 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
-from tests.harness.trial.designs import (
+from tests.harness.trial.trial import Trial
+from tests.harness.verdict import Finding
+from tests.harness.worker.designs import (
     asked_whether,
     is_plainly_wrong,
     left_by,
     likeliest_of,
     with_explanations,
 )
-from tests.harness.trial.trial import Trial
-from tests.harness.verdict import Finding
 from tests.panel import packed
 from tests.panel.heads import heads_of
 from tests.panel.narrow import truncated
