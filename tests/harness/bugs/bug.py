@@ -135,11 +135,7 @@ class Condition:
 
     @property
     def begins_beyond(self) -> int:
-        """The power of two beyond which lengths fail, if lengths up to it are long; else 0.
-
-        Example: 1,024 where 1,098 keys hold and 1,099 fail, as an error that begins at 1,025 keys may be too small at
-        first.
-        """
+        """The power of two beyond which long lengths fail, as 1,024 where 1,098 hold and 1,099 fail; else 0."""
         longest = self.begins[0] if self.begins else 0
         return 1 << longest.bit_length() - 1 if longest >= MANY else 0
 
