@@ -38,8 +38,6 @@ OWN_NUMBERS = ("same", "scale", "mask")
 """The kinds of calls of the judged call's tensors with their own numbers."""
 WRITTEN_OVER = ("values", "keys", "memory")
 """The kinds of calls of these tensors, or of others in their memory, with other numbers."""
-BEYOND_SEEDS = 2**40
-"""No tensor of a case is drawn from a seed as large as this."""
 INPUTS = ("q", "k", "v", "dout")
 KEPT_TOGETHER = (*((name,) for name in INPUTS), ("k", "v"), ("q", "k"), ("q", "k", "v"), INPUTS)
 """Inputs of which a kernel may keep what they were, the fewest first."""
@@ -177,7 +175,7 @@ def other_numbers(trial: Trial, p: Problem, kind: str, number: int) -> list[tupl
     """Return the inputs of a problem that have memory of their own, or k and v, each with other numbers for it."""
     keys = (p.k,) if p.v_in_k else (p.k, p.v)
     inputs = keys if kind == "keys" else (p.q, *keys, p.dout)
-    generator = Generator().manual_seed(BEYOND_SEEDS + trial.case.seed + number)
+    generator = Generator().manual_seed(trial.chance(f"other numbers {number}").getrandbits(31))
     shapes: list[Any] = [distinct(x).shape for x in inputs]
     numbers = (fill("normal", shape, x.dtype, generator) for x, shape in zip(inputs, shapes, strict=True))
     return [(x, others.to(x.device)) for x, others in zip(inputs, numbers, strict=True)]

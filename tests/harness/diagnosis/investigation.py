@@ -203,6 +203,13 @@ class Investigation:
         return any(bug.could_break(found) and bug.is_met(case) for bug in self.others())
 
     @cached_property
+    def needs_earlier_calls(self) -> bool:
+        """Whether the failure's case has earlier calls, and passes without them."""
+        f = self.failure
+        has_some = law_named(f.law).has_earlier_calls and bool(f.case.earlier)
+        return has_some and self.found(replace(f.case, earlier=())) is None
+
+    @cached_property
     def search(self) -> ConditionSearch:
         """Return the search for the bug's conditions. It is first used once the smallest case is known."""
         return self.search_of(self.failure)
@@ -264,11 +271,14 @@ class Investigation:
 
         1. Tensor and kind of the finding must be the same.
         2. An error that any cast to a format of few bits makes is another failure, unless this one is of that kind.
+        3. If this failure needs its earlier calls, so does one that is like it.
         """
         finding, mine = self.new(case), self.failure.finding
         if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
             return None
         if not finding.is_akin(mine) or (is_of_format(finding) and not is_of_format(mine)):
+            return None
+        if self.needs_earlier_calls and self.found(replace(case, earlier=())) is not None:
             return None
         found = finding.with_nan_of(mine)
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
