@@ -334,9 +334,8 @@ class Bug:
     def is_kin(self, other: "Bug") -> bool:
         """Whether two bugs can be duplicates, by the kinds of their failures and by their wrong tensors."""
         mine, theirs = self.failure.finding, other.failure.finding
-        if not mine.is_akin(theirs):
-            return False
-        return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
+        are_related = mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
+        return mine.is_akin(theirs) and are_related
 
     @property
     def always_differs_between(self) -> tuple[str, ...]:
@@ -347,8 +346,12 @@ class Bug:
     @property
     def keeps_state(self) -> bool:
         """Whether it needs earlier calls, which its case has, or makes repeated calls differ in every case."""
-        has_earlier = law_named(self.failure.law).has_earlier_calls and bool(self.failure.case.earlier)
-        return has_earlier or "repeats" in self.always_differs_between
+        return self.needs_earlier_calls or "repeats" in self.always_differs_between
+
+    @property
+    def needs_earlier_calls(self) -> bool:
+        """Whether it was found by a law that makes earlier calls, and its case has some."""
+        return law_named(self.failure.law).has_earlier_calls and bool(self.failure.case.earlier)
 
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
@@ -357,13 +360,13 @@ class Bug:
         failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and, unless it
         needs earlier calls, the case meets its conditions.
         """
-        theirs = other.failure.finding
         if self.keeps_state and (other.keeps_state or other.always_differs_between):
             return self.is_kin(other) or "repeats" in self.always_differs_between
+        theirs = other.failure.finding
         if not law_named(self.failure.law).compares or theirs.kind != INTERMITTENT:
             return False
-        is_met = bool(self.needs) and self.is_met(other.failure.case)
-        may_show = self.is_everywhere or self.keeps_state or is_met
+        may_show = self.is_everywhere or self.needs_earlier_calls
+        may_show = may_show or (bool(self.needs) and self.is_met(other.failure.case))
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil
 
     def is_like(self, other: "Bug") -> bool:
@@ -411,10 +414,8 @@ class Bug:
             both = ((self, other), (other, self))
             return all(one.failure.finding.tensor in (*two.tensors, "") for one, two in both)
         cases = (self.failure.case, other.failure.case)
-        if any(
-            {name, "head_dim"} <= mine and all(getattr(x, name) == x.head_dim for x in cases)
-            for name in LENGTHS
-        ):
+        needed = [name for name in LENGTHS if {name, "head_dim"} <= mine]
+        if any(all(getattr(x, name) == x.head_dim for x in cases) for name in needed):
             return True
         return self.needs_the_same(other) and any(x.is_telling for x in self.needs)
 

@@ -352,10 +352,10 @@ class Triage:
             self._investigate(drawn)
         elif HOLDS_ALONE in told and self._holds_anew(bug.failure):
             self.known.withdraw(bug.failure)
-            if self._holds_anew(drawn):
-                _ = self._is_told_as_sequence(drawn) or self._keep_intermittent(drawn, AFTER_OTHERS)
-            else:
+            if not self._holds_anew(drawn):
                 self._keep_as_drawn(drawn)
+            elif not self._is_told_as_sequence(drawn):
+                self._keep_intermittent(drawn, AFTER_OTHERS)
         elif investigation.hurried and not self._is_told_apart(bug):
             self.known.withdraw(bug.failure)
             self.late.append(drawn)
