@@ -16,6 +16,8 @@ INTERMITTENT = "intermittent"
 """The kind of a finding that comes and goes: the same case sometimes holds."""
 MEMORY = "memory"
 """The kind of a finding that memory was touched which a call has to leave alone."""
+RAISED = ", but the kernel raised "
+"""What stands in the claim about an exception between what was claimed and the words of the exception."""
 LEAK = "leak"
 """The kind of a finding that memory stays behind at each call."""
 STATE = "state"
@@ -116,8 +118,8 @@ class Finding:
         """Return what tells a bug from others by words alone; "" if nothing does.
 
         It is what a sanitizer reports, or what is left behind, or how the contract is broken, whatever the numbers and
-        dtypes in these words, or an exception with its place in the source, whatever the numbers in its words, or the
-        line of an access to memory with the operand.
+        dtypes in these words, or an exception with its place in the source, whatever the numbers in its words and
+        however the kernel was called, or the line of an access to memory with the operand.
         """
         if self.kind in (SANITIZER, STATE):
             return self.claim
@@ -125,7 +127,8 @@ class Finding:
             return re.sub(r"torch\.\w+|\d+", "0", self.claim)
         if self.kind == MEMORY:
             return self.claim.partition(", but ")[2] if self.place else ""
-        words = re.sub(r"\d+", "0", self.claim)
+        before, raised, what = self.claim.partition(RAISED)
+        words = re.sub(r"\d+", "0", what if raised else before)
         return f"{words} {self.place}" if self.kind == "exception" and self.place else ""
 
     @property

@@ -78,7 +78,7 @@ def noting_warnings(trial: Trial) -> Iterator[None]:
         yield
     told = Counter(f"{x.category.__name__}: {re.sub(NUMBER, '0', str(x.message))}" for x in warned)
     for words in (x for x, times in told.items() if times > FEW):
-        trial.note(f"calls warn in {{}} examples: {quoted(words)}", shows=True)
+        trial.note(f"calls warn in {{}}: {quoted(words)}", shows=True)
 
 
 def of_one_key(p: Problem) -> Problem:

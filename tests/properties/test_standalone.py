@@ -5,8 +5,8 @@ variable of the environment names a test there, no float64 answer is in its memo
 are judged here. Nor may functions by which callers compare and measure, such as ``torch.allclose``, be replaced.
 Catches functions that recognise that they are tested, and those whose answers depend on what else was imported.
 
-On a CPU functions with Triton kernels are not run so: Triton's own interpreter would run them there, which can't run
-all that Flashproof's can.
+On a CPU functions that import Triton are not run so: its own interpreter would run their kernels, which can't run all
+that Flashproof's can.
 """
 
 from dataclasses import replace
@@ -17,6 +17,7 @@ from tests.harness.trial.outputs import form_of, in_contract_form
 from tests.harness.trial.problem import Outputs
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.trial import LawBroken, OutOfBounds, Standalone, Trial
+from tests.harness.verdict import RAISED
 
 MOST_ELEMENTS = 2**20
 """The most elements of q and k of a call that is made in the other process, to which they are sent."""
@@ -45,7 +46,7 @@ def answer(trial: Trial, ask: Standalone, call: Prepared, *, backward: bool) -> 
     try:
         outputs, replaced = ask(call.problem, call.launch, backward)
     except RuntimeError as error:
-        claim = f"{WITHOUT}a call runs without an exception as it does here, but the kernel raised {error}"
+        claim = f"{WITHOUT}a call runs without an exception as it does here{RAISED}{error}"
         trial.fail(claim, kind="exception", call=number)
     if replaced:
         claim = f"a kernel leaves PyTorch as it is, but puts another function in place of {' and '.join(replaced)}"

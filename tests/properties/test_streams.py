@@ -24,7 +24,7 @@ CLAIMS = {
     GRAPH: "in a CUDA graph, {} of a replay is that of a plain call, and not that of the numbers at the capture",
 }
 """What is claimed of the tensors of a call in each place."""
-REFUSED = "{{}} examples can't be captured in a CUDA graph, which is no bug: {}"
+REFUSED = "{{}} can't be captured in a CUDA graph, which is no bug: {}"
 """The note about a kernel that waits for the device, with what is raised then."""
 
 

@@ -1,4 +1,4 @@
-"""GPUs: a child process sees one of those that the caller may see, and no other."""
+"""GPUs: a child process has one of those that the caller may see, and sees another one behind it."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from tests.harness.running.child import Child
 
 @pytest.mark.parametrize(
     ("visible", "device", "told"),
-    [("4,6", "cuda:1", ["cuda:0", "6"]), (None, "cuda:1", ["cuda:0", "1"]), (None, "cpu", ["cpu", None])],
+    [("4,6", "cuda:1", ["cuda:0", "6,4"]), (None, "cuda:1", ["cuda:0", "1,0"]), (None, "cpu", ["cpu", None])],
 )
-def test_a_child_sees_its_own_gpu_alone(
+def test_a_child_sees_its_own_gpu_first(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str, told: list[str | None]
 ) -> None:
     monkeypatch.delenv(VISIBLE, raising=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.contract import Capabilities
 
-PLAIN, PLAIN_NAME = (Tensor, torch.nn.Parameter), "torch.Tensor"
+PLAIN = (Tensor, torch.nn.Parameter)
 """The classes of tensors that hold numbers, and do nothing else as they are read."""
 
 
@@ -26,6 +26,11 @@ def out_and_lse(returned: Any) -> tuple[Tensor, Tensor | None]:
     pair = returned if isinstance(returned, tuple) else (returned, None)
     if len(pair) != 2 or not isinstance(pair[0], Tensor) or not isinstance(pair[1], Tensor | None):
         raise WrongKind(f"returned {described(returned)}, expected out or (out, lse)")
+    for x in pair:
+        if x is not None and type(x) not in PLAIN:
+            raise WrongKind(
+                f"returned a {type_name(x)}, expected no other class of tensors than torch.Tensor"
+            )
     return pair
 
 
@@ -63,7 +68,7 @@ def type_name(value: Any) -> str:
 def departures(
     returned: Mapping[str, Tensor], q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lse_layout: str
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield what of class, shape, dtype and device is not as the contract says: tensor's name, what, is, should be.
+    """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be.
 
     ``lse_layout`` is the kernel's claim of that name, and lse is as the kernel returned it. If q has 8-bit numbers, out
     is bfloat16.
@@ -80,14 +85,8 @@ def departures(
     }
     for name, x in returned.items():
         dtype = torch.float32 if name in ("lse", "dsinks") else of_q
-        class_ = type_name(x) if type(x) not in PLAIN else PLAIN_NAME
-        found = {"class": class_, "shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
-        expected = {
-            "class": PLAIN_NAME,
-            "shape": tuple(shapes[name]),
-            "dtype": dtype,
-            "device": q.device.type,
-        }
+        found = {"shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
+        expected = {"shape": tuple(shapes[name]), "dtype": dtype, "device": q.device.type}
         yield from (
             (name, what, found[what], expected[what]) for what in found if found[what] != expected[what]
         )

@@ -1,5 +1,6 @@
 """Calls on a GPU in other places than usual: on a side stream, beside another current device, in a CUDA graph."""
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -74,6 +75,8 @@ def in_graph(call: Callable[[], Results], inputs: Sequence[Tensor]) -> Results:
             torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
             for _ in range(WARM_UP):
                 call()
+            # By PyTorch, so that what a kernel keeps of the numbers of a tensor and its version is out of date.
+            write(parts, [other_numbers(other_numbers(x)) for x in numbers])
             torch.cuda.synchronize()
             results = captured(graph, call)
         write(parts, numbers)
@@ -95,6 +98,7 @@ def captured(graph: torch.cuda.CUDAGraph, call: Callable[[], Results]) -> Result
     except Exception as e:
         first = e.__context__ or e  # the end of a capture that has failed raises an exception as well
         recover(pool)
+        keep(graph)
         raise CaptureRefused(f"{type(first).__name__}: {str(first).strip().partition(chr(10))[0]}") from e
 
 
@@ -113,6 +117,11 @@ def recover(pool: tuple[int, int]) -> None:
     with suppress(Exception), torch.cuda.stream(torch.cuda.Stream()), torch.cuda.graph(other):
         torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
+
+
+def keep(graph: torch.cuda.CUDAGraph) -> None:
+    """Let a graph live as long as the process: the end of one whose capture has failed may end the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 
 def once(x: Tensor) -> Tensor:

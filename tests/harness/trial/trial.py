@@ -49,7 +49,7 @@ from tests.harness.trial.problem import Call, Outputs, Problem
 from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
 from tests.harness.trial.streams import CaptureRefused, placed
 from tests.harness.trial.ways import by_autograd, in_its_way
-from tests.harness.verdict import Finding
+from tests.harness.verdict import RAISED, Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
 """What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError.
@@ -455,7 +455,7 @@ class Trial:
             if may_refuse and device_answers(self.device):
                 raise Refused(f"{type(e).__name__}: {e}") from e
             runs = f"a claimed case runs {place} without an exception".replace("  ", " ")
-            claim = f"{runs}, but the kernel raised {type(e).__name__}: {e}"
+            claim = f"{runs}{RAISED}{type(e).__name__}: {e}"
             kind = "exception" if device_answers(self.device) else "fault"
             self.fail(claim, kind=kind, call=number, detail=traceback.format_exc(limit=-6))
 

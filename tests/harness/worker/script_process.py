@@ -20,7 +20,6 @@ from torch import Tensor
 
 from kernels.contract.tuners import is_tuner
 from kernels.registry import locate
-from tests.harness.interpreter.installation import makes_code
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import CannotRun
 
@@ -46,10 +45,6 @@ class ScriptProcess:
         RuntimeError with what it raises.
         """
         tensors = {"q": p.q, "k": p.k, "v": p.v, "dout": p.dout}
-        if self.device == "cpu" and makes_code():
-            raise CannotRun(
-                "a process without Flashproof would run Triton kernels by Triton's own interpreter"
-            )
         settings = {name: x for name, x in launch.items() if not is_tuner(name)}
         options = {
             name: sent(x) if isinstance(x, Tensor) else x for name, x in {**p.options, **settings}.items()
@@ -83,10 +78,10 @@ class ScriptProcess:
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             self.close()
             raise CannotRun(
-                f"a process of its own ended, or did not answer: {type(error).__name__}"
+                f"a process without Flashproof ended, or did not answer: {type(error).__name__}"
             ) from error
         if "missing" in answer:
-            raise CannotRun(f"a process of its own can't import the kernel: {answer['missing']}")
+            raise CannotRun(f"in a process without Flashproof, {answer['missing']}")
         return answer
 
     def _send(self, process: "subprocess.Popen[bytes]", message: dict[str, Any]) -> None:

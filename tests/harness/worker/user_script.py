@@ -100,7 +100,9 @@ def serve() -> None:
     try:
         function, missing = imported(*start["location"]), ""
     except BaseException as error:
-        function, missing = None, f"{type(error).__name__}: {error}"
+        function, missing = None, f"the kernel can't be imported: {type(error).__name__}: {error}"
+    if start["device"] == "cpu" and "triton" in sys.modules:
+        missing = missing or "Triton's own interpreter would run the kernel"
     while True:
         try:
             call = pickle.load(calls)
