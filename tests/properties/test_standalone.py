@@ -11,6 +11,7 @@ that Flashproof's can.
 
 from dataclasses import replace
 
+from strategies.layouts import span
 from tests.harness.law import law
 from tests.harness.trial.judge import judge
 from tests.harness.trial.outputs import form_of, in_contract_form
@@ -20,7 +21,7 @@ from tests.harness.trial.trial import LawBroken, OutOfBounds, Standalone, Trial
 from tests.harness.verdict import RAISED
 
 MOST_ELEMENTS = 2**20
-"""The most elements of q and k of a call that is made in the other process, to which they are sent."""
+"""The most elements from the first to the last one of a tensor that is sent to the other process, as it lies."""
 WITHOUT = "in a process without Flashproof, "
 
 
@@ -28,7 +29,7 @@ WITHOUT = "in a process without Flashproof, "
 def standalone(trial: Trial) -> None:
     """Make a call here and one there, and judge both."""
     p = trial.problem
-    if trial.standalone is None or max(p.q.numel(), p.k.numel()) > MOST_ELEMENTS:
+    if trial.standalone is None or max(map(span, (p.q, p.k, p.v, p.dout))) > MOST_ELEMENTS:
         return
     here = trial.gradients()
     there = answer(trial, trial.standalone, trial.prepared(p), backward=here.dq is not None)

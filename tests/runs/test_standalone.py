@@ -1,5 +1,7 @@
 """The law ``standalone``: a function that answers otherwise where it is not tested is found, and no other is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -30,8 +32,8 @@ SOUND = (
 )
 
 
-def verdict(child: Child, spec: str, law: str = "standalone") -> Verdict:
-    return child.run(Run(spec, (), law, CASE), lambda: None)
+def verdict(child: Child, spec: str, law: str = "standalone", case: Case = CASE) -> Verdict:
+    return child.run(Run(spec, (), law, case), lambda: None)
 
 
 @pytest.mark.parametrize("name", gaming.WRONG_ELSEWHERE)
@@ -52,6 +54,11 @@ def test_a_tensor_of_another_class_is_no_answer(child: Child) -> None:
     told = verdict(child, f"{gaming.__name__}:lazy", "forward")
     assert told.finding is not None
     assert "returned a tests.Lazy, expected no other class" in told.finding.claim
+
+
+def test_a_tensor_that_spans_gigabytes_is_not_sent(child: Child) -> None:
+    told = verdict(child, f"{gaming.__name__}:of_stack", case=replace(CASE, k_layout="huge"))
+    assert (told.status, told.seconds["kernel"]) == ("held", 0.0)
 
 
 @pytest.mark.parametrize("spec", SOUND)
