@@ -46,7 +46,7 @@ def test_gradients_of_some_rows_and_keys_are_those_of_all(causal: bool) -> None:
     def of_all(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(2, (2, 9))[:, :, :, ROWS].flatten(2, 3)
 
-    assert torch.equal(part.out, of_all(every.out))
+    torch.testing.assert_close(part.out, of_all(every.out))  # products of other sizes may be summed otherwise
     whole, some = (
         backward_bounds(e, fold(x, 1).double(), a, forward=forward_bounds(e, a), keys=keys)
         for e, x, keys in ((every, dout, None), (part, dout[:, :, ROWS], KEYS))
