@@ -382,8 +382,8 @@ class TestCommandLine:
         [
             (
                 "one_query",
-                [],
-                r"\(seqlen_q must be 1\).*; claim less: --claims max_seqlen_q=1( --.*)? \(tried: .*\)",
+                ["--hypothesis-seed=4"],
+                r"\(seqlen_q must be 1\); claim less: --claims max_seqlen_q=1( --.*)? \(tried: .*\)",
             ),
             (
                 "whole_blocks_of_keys",
