@@ -584,10 +584,8 @@ class Capabilities:
     @property
     def kinds_with_gradients(self) -> tuple[str, ...]:
         """The kinds of calls of which gradients are claimed: ``none`` for a plain call, and kinds of ``ragged``."""
-        if not self.backward:
-            return ()
-        plain = ("none",) if self.dense else ()
-        return (*plain, *(kind for kind in self.ragged if kind in WITH_GRADIENTS))
+        kinds = ("none", *self.ragged) if self.dense else self.ragged
+        return tuple(kind for kind in kinds if self.backward and kind in ("none", *WITH_GRADIENTS))
 
     def gives_gradients(self, *, causal: bool) -> bool:
         """Whether gradients of a call with or without a causal mask are claimed."""
