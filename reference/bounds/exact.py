@@ -1,6 +1,7 @@
 """The float64 quantities that bounds are made of, computed once for forward and backward."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -123,6 +124,7 @@ def exact(
     rule: ScoreRule = PLAIN,
     hides_all: bool = True,
     diagonals: Tensor | None = None,
+    rescored: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]] | None = None,
 ) -> Exact:
     """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
@@ -133,7 +135,8 @@ def exact(
     ``product_floor`` is in units of a block's scale. ``units`` (2, batch, heads_kv) are the units of ``product_floor``
     for q and for k, if these are products of 8-bit numbers with such scales. ``hides_all`` is that of ``Capabilities``,
     ``diagonals`` that of ``masks.visible``; what else goes by the numbers of rows, dropout, ALiBi and blocks of a
-    quantisation, is not known for some rows of a longer sequence.
+    quantisation, is not known for some rows of a longer sequence. ``rescored`` returns other scores (B, H, R, N), -inf
+    where hidden, and which of them are seen, in place of the given ones.
 
     Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
@@ -175,6 +178,8 @@ def exact(
     size = _score_size(size.mul_(abs(sm_scale)), products, added_size, rule, seen)
     applied = rule.applied(products, bias)
     scores = hide(applied, seen, -math.inf)
+    if rescored is not None:
+        scores, seen = rescored(scores, seen)
     row_max = scores.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
     empty = row_max == -math.inf
     if sink is not None:

@@ -5,7 +5,7 @@ everything that a call returned.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.contract import GRADIENTS, OUTPUTS
+from reference.alternatives.declaration import Moved, Scores
 from reference.arithmetic import Arithmetic
 from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds, fused_overflow
 from reference.family import Changes, in_words, widest
@@ -24,6 +25,7 @@ from tests.harness.trial.outputs import form_of
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import Check, OutOfBounds, Trial
+from tests.harness.trial.views import views
 
 MOST_JUDGED = {"cpu": 2**20, "cuda": 2**24}
 """The most scores that are judged of a call, by device type; of a larger one they are those of some rows and heads."""
@@ -38,9 +40,6 @@ BLOCK_ELEMENTS = 2**22
 
 WHOLE: Mapping[str, str] = {}
 """No expressions: the outputs are those of a call as they are."""
-
-Moved = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A function from an expected tensor and its bound to those of the tensor that the kernel gives in its place."""
 
 AS_THEY_ARE: Mapping[str, Moved] = {}
 """A kernel gives each tensor as it is expected."""
@@ -99,8 +98,11 @@ def pieces(p: Problem, o: Outputs, chosen: Callable[[int], Iterable[int]] = rang
         yield Piece(problem, replace(o, **part), b, h)
 
 
-def exact_of(trial: Trial, p: Problem) -> Exact:
-    """Return the float64 quantities of a problem, computed with the kernel's causal alignment."""
+def exact_of(trial: Trial, p: Problem, rescored: Scores | None = None) -> Exact:
+    """Return the float64 quantities of a problem, computed with the kernel's causal alignment.
+
+    ``rescored`` is that of ``bounds.exact``.
+    """
     return exact(
         p.q,
         p.k,
@@ -119,6 +121,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         rule=p.rule,
         diagonals=p.diagonals,
         hides_all=trial.kernel.capabilities.hides_all,
+        rescored=rescored,
     )
 
 
@@ -128,20 +131,36 @@ def judge(
     o: Outputs,
     expressions: Mapping[str, str] = WHOLE,
     moved: Mapping[str, Moved] = AS_THEY_ARE,
+    names: Collection[str] = OUTPUTS,
 ) -> None:
     """Judge everything that a call returned by both rules: one design has to explain all of it.
 
     Of a large problem, out, lse and dq of some rows and heads are judged: see ``judge_rows``. Gradients are judged at
     the kernel's own out and lse where they follow from them. ``expressions`` say, by tensor, how an output was cut from
     the tensors of a call. ``moved`` has functions for tensors (batch, heads, rows, columns) whose elements the kernel
-    gives in other columns, such as gradients of rows that are rotated later.
+    gives in other columns, such as gradients of rows that are rotated later. Tensors that are not among ``names`` are
+    not judged.
     """
     if is_large(p) and not goes_by_number(trial, p):
         rows = landmarks(p.q.shape[2], judged_rows(p), trial.chance("landmarks"))
         judge_rows(trial, p, replace(o, dk=None, dv=None), rows)
         return
-    for piece in pieces(p, o):
-        _Judge(trial, piece, exact_of(trial, piece.problem), expressions, moved).judge()
+    breach: Breach | None = None
+    for view in views(p, o, trial.alignment, trial.alternatives, names):
+        for piece in pieces(view.problem, view.outputs):
+            e = exact_of(trial, piece.problem, view.scores)
+            judge_piece = _Judge(
+                trial, piece, view.rescaled(e), expressions, view.moved(e) or moved, view.names
+            ).judge
+            try:
+                judge_piece()
+            except OutOfBounds as broken:
+                if trial.to_first_breach or not trial.alternatives:
+                    raise
+                breach = (breach[0].beside(broken.tensors), breach[1]) if breach else (broken, trial.compared)
+    if breach is not None:
+        found, trial.compared = breach
+        raise found
 
 
 def judge_rows(trial: Trial, p: Problem, o: Outputs, rows: list[int]) -> None:
@@ -181,13 +200,14 @@ def judge_plain_call(trial: Trial, p: Problem) -> None:
 
 @dataclass(frozen=True)
 class _Judge:
-    """The judge of one piece of a problem, whose float64 quantities are ``exact``."""
+    """The judge of one piece of a problem, whose float64 quantities are ``exact``. It compares tensors of ``names``."""
 
     trial: Trial
     piece: Piece
     exact: Exact
     expressions: Mapping[str, str]
     moved: Mapping[str, Moved]
+    names: Collection[str] = OUTPUTS
 
     def judge(self) -> None:
         """Raise OutOfBounds if no base of the family explains the piece, as the nearest design is."""
@@ -221,6 +241,8 @@ class _Judge:
     def forward(self, base: Arithmetic) -> None:
         """Judge out and lse by each of the ways in which a forward may round, until one explains them."""
         e = self.exact
+        if {"out", "lse"}.isdisjoint(self.names):
+            return
 
         def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
             bounds = forward_bounds(e, a, **rule)
@@ -248,7 +270,7 @@ class _Judge:
 
     def gradients(self, base: Arithmetic) -> None:
         """Judge gradients by each of the ways in which a backward may round, until one explains them."""
-        if not self.piece.outputs.gradients:
+        if self.piece.outputs.gradients.keys().isdisjoint(self.names):
             return
         p, ways = self.piece.problem, self.trial.family
         dout = fold(p.dout, p.heads_kv).double()
@@ -319,7 +341,7 @@ class _Judge:
         """Make a check for each tensor that the kernel returned, with expected and bound unfolded to its shape."""
         p, outputs, found = self.piece.problem, self.piece.outputs, []
         for name, actual in outputs.named().items():
-            if name in expected:
+            if name in expected and name in self.names:
                 as_it_is = name in ("dk", "dv", "dbias", "dsinks")
                 value, bound = (x if as_it_is else unfold(x, p.heads_q) for x in expected[name])
                 if name in self.moved:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.contract import GRADIENTS, AttentionKernel
+from reference.alternatives import Alternative
 from reference.arithmetic import Arithmetic
 from reference.family import Family
 from strategies.case import SIMPLEST, TENSORS, Case
@@ -123,7 +124,8 @@ class Trial:
     ``order`` is that of the programs of Triton kernels on the CPU, in calls that ask for none. ``assumes_family`` says
     that the family is not what the kernel claims, but one that calls are judged by to see whether it would explain
     them, with whatever launch settings. The device gets ``patience`` seconds for each call. ``standalone`` is None
-    where there is no process without Flashproof for the kernel.
+    where there is no process without Flashproof for the kernel. ``alternatives`` are what the kernel is known, or
+    assumed, to compute in place of attention.
     """
 
     kernel: AttentionKernel
@@ -140,6 +142,7 @@ class Trial:
     patience: float = WAIT_SECONDS
     order: str = ""
     standalone: Standalone | None = None
+    alternatives: tuple[Alternative, ...] = ()
     beside: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)

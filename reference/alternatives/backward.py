@@ -1,0 +1,247 @@
+"""The backward: delta, the lse that P is made of again, factors of gradients, and terms that are left out."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from reference.alternatives.declaration import BACKWARD, DK_AND_DV, DQ, Change, Given, alternative
+from reference.alternatives.scaling import factor
+from reference.bounds import Exact
+from reference.heads import fold
+
+OF_DS = (("dq", "dk"), DQ, ("dk",))
+"""The sets of tensors that follow from dS."""
+
+
+def has_gradients(g: Given) -> bool:
+    """Whether a call was asked for gradients."""
+    return any(g.get(name) is not None for name in BACKWARD)
+
+
+def gradients(g: Given, e: Exact, shift: float = 0.0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return dq, dk and dv with a delta of 0, and what dq and dk lose by delta, in float64, heads folded.
+
+    They are computed from the kernel's own out and lse, if it returns one, of which ``shift`` is taken.
+    """
+    heads_kv = g["k"].shape[1]
+    dout, out = (fold(g[name], heads_kv).double() for name in ("dout", "out"))
+    lse = e.lse if g.get("lse") is None else fold(g["lse"], heads_kv).double()
+    p = (e.scores - (lse - shift).masked_fill(e.empty, 0.0)[..., None]).exp()
+    of_products = p * e.dropped(dout @ e.v.mT)
+    of_delta = p * (dout * out).sum(-1, keepdim=True)
+    if e.cap_slope is not None:
+        of_products, of_delta = of_products * e.cap_slope, of_delta * e.cap_slope
+    scale = e.sm_scale
+    whole = {
+        "dq": of_products @ e.k * scale,
+        "dk": of_products.mT @ e.q * scale,
+        "dv": e.dropped(p).mT @ dout,
+    }
+    return whole, {"dq": of_delta @ e.k * scale, "dk": of_delta.mT @ e.q * scale}
+
+
+def _given(g: Given, name: str) -> Tensor:
+    return fold(g[name], g["k"].shape[1]) if name == "dq" else g[name]
+
+
+def _of_delta(g: Given, e: Exact) -> Iterator[float]:
+    for name in ("dq", "dk"):
+        if g.get(name) is not None:
+            whole, lost = gradients(g, e)
+            yield from factor(_given(g, name).double() - whole[name], -lost[name])
+
+
+def with_delta(change: Callable[[Tensor, Given], Tensor]) -> Callable[[Given], Given]:
+    """Return what has the kernel's out give another delta, (batch, heads_q, seqlen_q, 1), made of the right one."""
+
+    def call(g: Given) -> Given:
+        dout = g["dout"].double()
+        delta = (dout * g["out"].double()).sum(-1, keepdim=True)
+        size = (dout * dout).sum(-1, keepdim=True)
+        return {**g, "out": dout * (change(delta, g) / size.clamp_min(1e-300))}
+
+    return call
+
+
+@alternative("delta is left out of {tensors}", scopes=OF_DS, when=has_gradients)
+def no_delta() -> Change:
+    """DS is P dP."""
+    return Change(call=lambda g: {**g, "out": torch.zeros_like(g["out"])})
+
+
+@alternative("delta is multiplied by {value} in {tensors}", scopes=OF_DS, when=has_gradients, fits=_of_delta)
+def delta_times(value: float) -> Change:
+    """DS is P (dP - c delta)."""
+    return Change(call=lambda g: {**g, "out": g["out"].double() * value})
+
+
+@alternative(
+    "delta of {which} is taken in {tensors}",
+    scopes=OF_DS,
+    when=has_gradients,
+    which=(
+        "the row before",
+        "the row after",
+        "the first row",
+        "the first row of its tile of 16",
+        "the first row of its tile of 32",
+        "the first row of its tile of 64",
+    ),
+)
+def delta_of_another_row(which: str) -> Change:
+    """The pointer to delta is off."""
+
+    def change(delta: Tensor, g: Given) -> Tensor:
+        rows = torch.arange(delta.shape[2], device=delta.device)
+        tile = int(which.rpartition(" ")[2]) if which.endswith(("16", "32", "64")) else 0
+        if tile:
+            rows = rows // tile * tile
+        elif which == "the first row":
+            rows = torch.zeros_like(rows)
+        else:
+            rows = (rows + (1 if which == "the row after" else -1)).clamp(0, max(0, len(rows) - 1))
+        return delta[:, :, rows]
+
+    return Change(call=with_delta(change))
+
+
+@alternative(
+    "delta of the first query head is taken for all heads in {tensors}",
+    scopes=OF_DS,
+    when=lambda g: has_gradients(g) and g["q"].shape[1] > 1,
+)
+def delta_of_first_head() -> Change:
+    """An offset by the number of the head is left out."""
+    return Change(call=with_delta(lambda delta, g: delta[:, :1].expand_as(delta)))
+
+
+@alternative(
+    "delta of the first query head of a group is taken for all of it in {tensors}",
+    scopes=OF_DS,
+    when=lambda g: has_gradients(g) and g["q"].shape[1] > g["k"].shape[1],
+)
+def delta_of_first_of_group() -> Change:
+    """Delta is stored for each key head."""
+
+    def change(delta: Tensor, g: Given) -> Tensor:
+        group = g["q"].shape[1] // g["k"].shape[1]
+        return delta[:, ::group].repeat_interleave(group, 1)
+
+    return Change(call=with_delta(change))
+
+
+@alternative(
+    "delta is summed over the first {columns} columns alone in {tensors}",
+    scopes=OF_DS,
+    when=has_gradients,
+    columns=(16, 32, 64, 128),
+)
+def delta_of_columns(columns: int) -> Change:
+    """A sum over columns ends with one tile of them."""
+
+    def call(g: Given) -> Given:
+        out = g["out"].clone()
+        out[..., columns:] = 0.0
+        return {**g, "out": out}
+
+    return Change(call=call)
+
+
+def _of_lse(g: Given, e: Exact) -> Iterator[float]:
+    if g.get("dv") is not None:
+        whole, _ = gradients(g, e)
+        for found in factor(g["dv"], whole["dv"]):
+            if found > 0:
+                yield math.log(found)
+
+
+@alternative(
+    "P is computed again from an lse that is {value} too small, in {tensors}",
+    scopes=(BACKWARD, DQ, DK_AND_DV, ("dv",)),
+    when=has_gradients,
+    fits=_of_lse,
+)
+def lse_too_small(value: float) -> Change:
+    """Every weight of the backward is too large by the same factor."""
+    return Change(call=lambda g: {**g, "lse": _lse_of(g) - value})
+
+
+@alternative(
+    "P is computed again from an lse {which}, in {tensors}",
+    scopes=(BACKWARD, DQ, DK_AND_DV),
+    when=lambda g: has_gradients(g) and g.get("lse") is not None,
+    which=("in base 2 taken for a natural one", "of the first row", "of the row before", "of the first head"),
+)
+def other_lse(which: str) -> Change:
+    """The lse that was kept is read in another unit or place."""
+
+    def call(g: Given) -> Given:
+        lse = g["lse"].double()
+        rows = torch.arange(lse.shape[2], device=lse.device)
+        if which.startswith("in base"):
+            lse = lse * math.log2(math.e)
+        elif which == "of the first head":
+            lse = lse[:, :1].expand_as(lse)
+        else:
+            lse = lse[:, :, rows * 0 if which == "of the first row" else (rows - 1).clamp_min(0)]
+        return {**g, "lse": lse}
+
+    return Change(call=call)
+
+
+def _lse_of(g: Given) -> Tensor:
+    if g.get("lse") is None:
+        raise LookupError("the kernel returns no lse")
+    return g["lse"].double()
+
+
+def _of(name: str) -> Callable[[Given, Exact], Iterator[float]]:
+    def fits(g: Given, e: Exact) -> Iterator[float]:
+        if g.get(name) is not None:
+            whole, lost = gradients(g, e)
+            yield from factor(_given(g, name), whole[name] - lost[name] if name in lost else whole[name])
+
+    return fits
+
+
+def times(names: tuple[str, ...], value: float) -> Change:
+    """Return the change that these tensors are multiplied by a number."""
+    return Change(call=lambda g: {**g, **{x: g[x].double() / value for x in names if g.get(x) is not None}})
+
+
+@alternative(
+    "{tensors} are multiplied by {value}", scopes=(("dq", "dk"), BACKWARD), when=has_gradients, fits=_of("dq")
+)
+def several_times(value: float) -> Change:
+    """A factor that several gradients share."""
+    return times(("dq", "dk", "dv"), value)
+
+
+@alternative("dq is multiplied by {value}", scopes=(DQ,), when=has_gradients, fits=_of("dq"))
+def dq_times(value: float) -> Change:
+    """A factor of dq."""
+    return times(DQ, value)
+
+
+@alternative("dk is multiplied by {value}", scopes=(("dk",),), when=has_gradients, fits=_of("dk"))
+def dk_times(value: float) -> Change:
+    """A factor of dk."""
+    return times(("dk",), value)
+
+
+@alternative("dv is multiplied by {value}", scopes=(("dv",),), when=has_gradients, fits=_of("dv"))
+def dv_times(value: float) -> Change:
+    """A factor of dv."""
+    return times(("dv",), value)
+
+
+@alternative("{tensors} is 0", scopes=(DQ, ("dk",), ("dv",)), when=has_gradients)
+def gradient_is_0() -> Change:
+    """A gradient is never written."""
+    return Change(
+        results=lambda e, g: {
+            name: lambda value, bound: (torch.zeros_like(value), bound) for name in BACKWARD
+        }
+    )

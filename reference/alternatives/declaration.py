@@ -1,0 +1,177 @@
+"""How an alternative is declared, drawn as a candidate for a failing call, and found again by its name.
+
+An alternative changes attention at one of three places: the arguments of a call (and what it returned), its scores, or
+its results. It changes some tensors and leaves others: a mask that is wrong in the kernel of dq alone leaves dk right.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from reference.bounds import Exact
+
+Given = dict[str, Any]
+"""The arguments of a call and what it returned, by name.
+
+q, k, v, dout, causal, sm_scale, key_padding_mask, pattern, rule and diagonals are as in ``bounds.exact``; alignment is
+the corner of the causal mask; out, lse, dq, dk and dv are the kernel's, those that it returned.
+"""
+
+Scores = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""Changes scores (B, H, R, N), -inf where hidden, and which are seen, (R, N) bool or None for all: see ``Exact``."""
+
+Moved = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Changes an expected tensor and its bound."""
+
+OUT_AND_LSE = ("out", "lse")
+DQ, DK_AND_DV = ("dq",), ("dk", "dv")
+BACKWARD = (*DQ, *DK_AND_DV)
+EVERY = (*OUT_AND_LSE, *BACKWARD)
+
+PASSES = (EVERY, OUT_AND_LSE, BACKWARD, DQ, DK_AND_DV)
+"""The sets of tensors that a change of what both passes compute may concern."""
+
+OF_TENSORS: Mapping[tuple[str, ...], str] = {
+    OUT_AND_LSE: "in the forward alone, ",
+    BACKWARD: "in the backward, ",
+    DQ: "in dq, ",
+    DK_AND_DV: "in dk and dv, ",
+}
+"""How the words of such a change begin."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an alternative changes; what is None stays as it is.
+
+    Attributes:
+        call: returns the arguments and outputs of a call with which the change is none: arguments are changed as the
+            kernel changes them, outputs are changed back.
+        scores: made of the call's arguments, changes the scores.
+        results: made of the exact quantities and of the call as it is, changes the expected tensors of these names.
+        gradient_scale: the scale that multiplies dq and dk, if it is not the one of the scores.
+    """
+
+    call: Callable[[Given], Given] | None = None
+    scores: Callable[[Given], Scores] | None = None
+    results: Callable[[Exact, Given], Mapping[str, Moved]] | None = None
+    gradient_scale: Callable[[Given], float] | None = None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A declared alternative, with the values that each of its parameters may have."""
+
+    name: str
+    words: str
+    make: Callable[..., Change]
+    grid: Mapping[str, tuple[Any, ...]]
+    scopes: tuple[tuple[str, ...], ...]
+    when: Callable[[Given], bool]
+    fits: Callable[[Given, Exact], Iterable[Any]] | None
+
+
+KINDS: dict[str, _Kind] = {}
+"""The declared alternatives by name, those that are told first where several explain the same calls."""
+
+
+def alternative(
+    words: str,
+    *,
+    scopes: tuple[tuple[str, ...], ...] = PASSES,
+    when: Callable[[Given], bool] = lambda g: True,
+    fits: Callable[[Given, Exact], Iterable[Any]] | None = None,
+    **grid: tuple[Any, ...],
+) -> Callable[[Callable[..., Change]], Callable[..., Change]]:
+    """Declare the alternative that the decorated function makes of its parameters.
+
+    ``words`` say what the kernel does, with its parameters in braces. ``scopes`` are the sets of tensors that it may
+    concern. ``when`` says whether a call can show it. ``grid`` has the values of each parameter; a parameter ``value``
+    is computed by ``fits`` from a failing call and its exact quantities.
+    """
+
+    def declare(make: Callable[..., Change]) -> Callable[..., Change]:
+        name = make.__name__
+        if name in KINDS:
+            raise ValueError(f"alternative: got {name!r} a second time, expected a new name")
+        KINDS[name] = _Kind(name, words, make, grid, scopes, when, fits)
+        return make
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A declared alternative with a value for each of its parameters, and the tensors that it concerns."""
+
+    name: str
+    tensors: tuple[str, ...]
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Say what a kernel does that computes it."""
+        kind = KINDS[self.name]
+        shown = {name: f"{x:.4g}" if isinstance(x, float) else x for name, x in self.values}
+        start = OF_TENSORS.get(self.tensors, "") if kind.scopes == PASSES else ""
+        return start + kind.words.format(**shown, tensors=" and ".join(self.tensors))
+
+    @cached_property
+    def change(self) -> Change:
+        """Return what it changes."""
+        return KINDS[self.name].make(**dict(self.values))
+
+    def beside(self, tensors: Collection[str]) -> "Alternative":
+        """Return the alternative that concerns further tensors."""
+        return replace(self, tensors=tuple(x for x in EVERY if x in (*self.tensors, *tensors)))
+
+    def within(self, tensors: Collection[str]) -> tuple[str, ...]:
+        """Return the largest set of tensors that it may concern and that has no others than these; () if none has."""
+        scopes = (x for x in KINDS[self.name].scopes if set(x) <= {*tensors})
+        return max(scopes, key=len, default=())
+
+    def concerns(self, g: Given) -> bool:
+        """Whether it changes anything in a call."""
+        return KINDS[self.name].when(g)
+
+    @property
+    def record(self) -> list[Any]:
+        """Return it as JSON holds it."""
+        return [self.name, list(self.tensors), dict(self.values)]
+
+
+def named(record: list[Any]) -> Alternative:
+    """Return the alternative of a record. Raises ValueError if none is declared by that name."""
+    name, tensors, values = record
+    if name not in KINDS:
+        raise ValueError(f"alternative: got {name!r}, expected one of {', '.join(KINDS)}")
+    return Alternative(name, tuple(tensors), tuple(values.items()))
+
+
+def candidates(g: Given, e: Exact, wrong: Collection[str]) -> Iterator[Alternative]:
+    """Yield the alternatives that may explain some of the ``wrong`` tensors of a failing call.
+
+    Each concerns all tensors that it may; which of its sets of tensors it explains is to be seen.
+    """
+    for kind in KINDS.values():
+        tensors = tuple(x for x in EVERY if any(x in scope for scope in kind.scopes))
+        if not set(tensors).isdisjoint(wrong) and kind.when(g):
+            fitted = {} if kind.fits is None else {"value": tuple(kind.fits(g, e))}
+            grid = {**kind.grid, **fitted}
+            for values in itertools.product(*grid.values()):
+                yield Alternative(kind.name, tensors, tuple(zip(grid, values, strict=True)))
+
+
+def changes_of(
+    alternatives: Iterable[Alternative], names: Iterable[str], g: Given
+) -> dict[tuple[Alternative, ...], list[str]]:
+    """Return which alternatives concern which tensors of a call: by sets of alternatives, names of tensors."""
+    found: dict[tuple[Alternative, ...], list[str]] = {}
+    told = tuple(x for x in alternatives if x.concerns(g))
+    for name in names:
+        found.setdefault(tuple(x for x in told if name in x.tensors), []).append(name)
+    return found

@@ -1,0 +1,128 @@
+"""Heads: which key head a query head reads, and which query heads are summed in dk and dv."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from reference.alternatives.declaration import (
+    BACKWARD,
+    DK_AND_DV,
+    EVERY,
+    OUT_AND_LSE,
+    Change,
+    Given,
+    alternative,
+)
+
+
+def is_grouped(g: Given) -> bool:
+    """Whether several query heads read a key head."""
+    return bool(g["q"].shape[1] > g["k"].shape[1])
+
+
+@alternative(
+    "grouped heads are read interleaved: query head h reads key head h mod heads_kv",
+    scopes=(EVERY, OUT_AND_LSE, BACKWARD),
+    when=lambda g: is_grouped(g) and g["k"].shape[1] > 1,
+)
+def interleaved() -> Change:
+    """Query heads are numbered group by group, key heads are read in turns."""
+
+    def call(g: Given) -> Given:
+        heads, heads_kv = g["q"].shape[1], g["k"].shape[1]
+        order = torch.arange(heads, device=g["q"].device).view(-1, heads_kv).mT.flatten()
+        tensors = ("q", "dout", "out", "lse", "dq")
+        changed = {name: g[name][:, order] for name in tensors if g.get(name) is not None}
+        rule = g["rule"]
+        of_heads = {name: x[order] for name, x in rule.tensors.items() if name in ("alibi_slopes", "sinks")}
+        return {**g, **changed, "rule": replace(rule, **of_heads)}
+
+    return Change(call=call)
+
+
+@alternative(
+    "every query head reads the {which} key head",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: g["k"].shape[1] > 1,
+    which=("first", "last"),
+)
+def one_head(which: str) -> Change:
+    """The number of the key head is always the same."""
+    at = 0 if which == "first" else -1
+    return Change(
+        call=lambda g: {**g, **{name: g[name][:, at].unsqueeze(1).expand_as(g[name]) for name in ("k", "v")}}
+    )
+
+
+@alternative(
+    "every sequence of the batch reads {what} of the first one",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: len(g["q"]) > 1,
+    what=("q", "k", "v", "k and v"),
+)
+def first_sequence(what: str) -> Change:
+    """An offset by the number of the sequence is left out."""
+    return Change(
+        call=lambda g: {**g, **{name: g[name][:1].expand_as(g[name]) for name in what.split(" and ")}}
+    )
+
+
+def _with_heads(keeps: Callable[[int], Tensor], g: Given) -> Given:
+    """Return the call with a dout of 0 for the query heads of each group that are not kept."""
+    heads_kv = g["k"].shape[1]
+    group = g["q"].shape[1] // heads_kv
+    kept = keeps(group).to(g["q"].device).repeat(heads_kv)
+    return {**g, "dout": g["dout"] * kept[:, None, None].to(g["dout"].dtype)}
+
+
+@alternative(
+    "only the {which} query head of each group is summed in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=is_grouped,
+    which=("first", "last"),
+)
+def one_of_group(which: str) -> Change:
+    """Heads of a group overwrite each other, or all but one are left out."""
+    return Change(
+        call=lambda g: _with_heads(
+            lambda group: torch.arange(group) == (0 if which == "first" else group - 1), g
+        )
+    )
+
+
+@alternative(
+    "only the first {most} query heads of each group are summed in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=is_grouped,
+    most=(2, 4, 8),
+)
+def first_of_group(most: int) -> Change:
+    """Heads past a number are left out of the sums."""
+    return Change(call=lambda g: _with_heads(lambda group: torch.arange(group) < most, g))
+
+
+@alternative(
+    "the last query head of each group is left out of {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=is_grouped,
+)
+def last_of_group_lost() -> Change:
+    """A loop over the heads of a group ends one early."""
+    return Change(call=lambda g: _with_heads(lambda group: torch.arange(group) < group - 1, g))
+
+
+@alternative(
+    "{tensors} are the mean over the heads of a group, not their sum",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=is_grouped,
+)
+def mean_of_group() -> Change:
+    """The sum over a group is divided by its size."""
+
+    def call(g: Given) -> Given:
+        group = g["q"].shape[1] // g["k"].shape[1]
+        return {**g, **{name: g[name].double() * group for name in DK_AND_DV if g.get(name) is not None}}
+
+    return Change(call=call)

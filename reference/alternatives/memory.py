@@ -1,0 +1,53 @@
+"""Strides: a tensor that is read by the strides of another one, or as if it were contiguous."""
+
+import math
+
+from torch import Tensor
+
+from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE, Change, Given, alternative
+
+READ = ("q", "k", "v", "dout")
+
+
+def by_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return what is read of a tensor by other strides. Raises LookupError where that leaves its memory."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True) if size)
+    room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    if not x.numel() or min(strides) < 0 or last >= room:
+        raise LookupError("these strides leave the tensor's memory")
+    return x.as_strided(x.shape, strides, x.storage_offset())
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor of a shape."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+@alternative("{tensor} is read as if it were contiguous", scopes=(EVERY, OUT_AND_LSE, BACKWARD), tensor=READ)
+def as_contiguous(tensor: str) -> Change:
+    """Strides are computed from shapes."""
+
+    def call(g: Given) -> Given:
+        x = g[tensor]
+        if x.is_contiguous():
+            return g
+        return {**g, tensor: by_strides(x, contiguous_strides(x.shape))}
+
+    return Change(call=call)
+
+
+@alternative(
+    "{tensor} is read by the strides of {other}",
+    scopes=(EVERY, OUT_AND_LSE, BACKWARD),
+    tensor=READ,
+    other=READ,
+)
+def by_strides_of(tensor: str, other: str) -> Change:
+    """One tensor's strides are passed for another's."""
+
+    def call(g: Given) -> Given:
+        if g[tensor].stride() == g[other].stride() or tensor == other:
+            return g
+        return {**g, tensor: by_strides(g[tensor], g[other].stride())}
+
+    return Change(call=call)

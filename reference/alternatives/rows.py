@@ -1,0 +1,251 @@
+"""Rows that are lost, copied from others, or that see no key and are given something else than 0 and -inf."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reference.alternatives.declaration import (
+    BACKWARD,
+    DK_AND_DV,
+    OUT_AND_LSE,
+    Change,
+    Given,
+    Moved,
+    alternative,
+)
+from reference.alternatives.masks import TILES, rows_of
+from reference.bounds import Exact
+from reference.heads import unfold
+
+
+def without_rows(lost: Tensor, g: Given) -> Given:
+    """Return the call in which rows, (seqlen_q,) bool, have a dout of 0, so that dk and dv lack what they add."""
+    return {**g, "dout": g["dout"].masked_fill(lost[:, None], 0.0)}
+
+
+@alternative(
+    "the last query row is lost in {tensors} where it is alone in its tile of {tile}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    tile=TILES,
+)
+def lone_row_lost(tile: int) -> Change:
+    """A last tile with a single row is left out of the sums over rows."""
+    return Change(
+        call=lambda g: without_rows((rows_of(g) == g["q"].shape[2] - 1) & (g["q"].shape[2] % tile == 1), g)
+    )
+
+
+@alternative(
+    "query rows past the last whole tile of {tile} are lost in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    tile=TILES,
+)
+def tail_rows_lost(tile: int) -> Change:
+    """The loop over tiles of queries ends with the last whole one."""
+    return Change(call=lambda g: without_rows(rows_of(g) >= g["q"].shape[2] // tile * tile, g))
+
+
+@alternative(
+    "query rows past the last whole tile of {tile} are lost in {tensors}, unless there is no other tile",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    tile=TILES,
+)
+def tail_rows_lost_of_several(tile: int) -> Change:
+    """The loop over tiles of queries ends with the last whole one, if there is one."""
+
+    def call(g: Given) -> Given:
+        count = g["q"].shape[2]
+        return without_rows(rows_of(g) >= (count // tile * tile or count), g)
+
+    return Change(call=call)
+
+
+@alternative(
+    "in {tensors}, the last query row counts once more for each row that its tile of {tile} lacks",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    tile=TILES,
+)
+def last_row_repeated(tile: int) -> Change:
+    """Rows past the end are loaded as the last row."""
+
+    def call(g: Given) -> Given:
+        times = torch.ones(g["q"].shape[2], 1, dtype=torch.float64, device=g["q"].device)
+        times[-1:] += -g["q"].shape[2] % tile
+        return {**g, "dout": g["dout"].double() * times}
+
+    return Change(call=call)
+
+
+@alternative(
+    "the {which} row of {tensors} is 0", scopes=(("out",), ("dq",), ("dk",), ("dv",)), which=("first", "last")
+)
+def row_is_0(which: str) -> Change:
+    """A row is not written."""
+
+    def move(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+        value = value.clone()
+        value[:, :, 0 if which == "first" else -1] = 0.0
+        return value, bound
+
+    return Change(results=lambda e, g: dict.fromkeys(("out", *BACKWARD), move))
+
+
+@alternative(
+    "rows that see no key make NaN in {tensors}", scopes=(BACKWARD, ("dq",), DK_AND_DV, ("dk",), ("dv",))
+)
+def empty_gradients() -> Change:
+    """exp(-inf - -inf) in the backward."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        of_heads = e.empty.any(-1)[..., None, None]
+
+        def row(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            return value.masked_fill(empty_rows(e)[..., None], math.nan), bound
+
+        def all_keys(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            return value.masked_fill(of_heads, math.nan), bound
+
+        return {"dq": row, "dk": all_keys, "dv": all_keys}
+
+    return Change(results=results)
+
+
+@alternative(
+    "the {which} query row is lost in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    which=("first", "last"),
+)
+def row_lost(which: str) -> Change:
+    """A loop over rows starts one late or ends one early."""
+
+    def call(g: Given) -> Given:
+        return without_rows(rows_of(g) == (0 if which == "first" else g["q"].shape[2] - 1), g)
+
+    return Change(call=call)
+
+
+@alternative(
+    "query rows past {most} are lost in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    most=(16, 32, 64, 128, 256, 1024),
+)
+def rows_past_lost(most: int) -> Change:
+    """No more rows than that are summed."""
+    return Change(call=lambda g: without_rows(rows_of(g) >= most, g))
+
+
+@alternative(
+    "only the last tile of {tile} query rows is summed in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    tile=TILES,
+)
+def last_rows_alone(tile: int) -> Change:
+    """Each tile of rows overwrites what those before it have left."""
+    return Change(call=lambda g: without_rows(rows_of(g) < (g["q"].shape[2] - 1) // tile * tile, g))
+
+
+def taken(
+    to: Callable[[int], int], source: Callable[[int], int]
+) -> Callable[[Exact, Given], dict[str, Moved]]:
+    """Return what gives a row of out and lse the values of another row; which, follows from the number of rows."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        rows = e.q.shape[2] // e.group
+
+        def move(x: Tensor) -> Tensor:
+            x = x.clone()
+            if source(rows) >= 0 and 0 <= to(rows) < rows:
+                x[:, :, to(rows)] = x[:, :, source(rows)]
+            return x
+
+        return {name: lambda value, bound: (move(value), move(bound)) for name in OUT_AND_LSE}
+
+    return results
+
+
+@alternative(
+    "row {row} of out and lse is a copy of the {which}",
+    scopes=(OUT_AND_LSE,),
+    row=(16, 32, 64, 128),
+    which=("row before it", "first row"),
+)
+def row_copied(row: int, which: str) -> Change:
+    """The first row of a later tile is not computed."""
+    return Change(results=taken(lambda rows: row, lambda rows: 0 if which == "first row" else row - 1))
+
+
+@alternative("the last row of out and lse is a copy of the row before it", scopes=(OUT_AND_LSE,))
+def last_row_copied() -> Change:
+    """The number of the last row is cut to the one before it."""
+    return Change(results=taken(lambda rows: rows - 1, lambda rows: rows - 2))
+
+
+def empty_rows(e: Exact) -> Tensor:
+    """Return which rows see no key, (batch, heads_q, seqlen_q) bool."""
+    return unfold(e.empty, e.q.shape[1] * e.group)
+
+
+@alternative(
+    "rows that see no key have {what} in out",
+    scopes=(("out",), ("out", *BACKWARD)),
+    what=("NaN", "ones", "the mean of v", "the sum of v"),
+)
+def empty_out(what: str) -> Change:
+    """A division by a sum of 0, or weights that are all equal."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        total = e.v.sum(-2, keepdim=True)
+        filled = {
+            "NaN": torch.full_like(e.out, math.nan),
+            "ones": torch.ones_like(e.out),
+            "the mean of v": (total / max(1, e.v.shape[-2])).expand_as(e.out),
+            "the sum of v": total.expand_as(e.out),
+        }[what]
+        heads = e.q.shape[1] * e.group
+        size = unfold(e.v.abs().sum(-2, keepdim=True).expand_as(e.out), heads) * 2.0**-10
+
+        def move(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            at = empty_rows(e)[..., None]
+            return torch.where(at, unfold(filled, heads), value), torch.where(at, size, bound)
+
+        return {"out": move}
+
+    return Change(results=results)
+
+
+@alternative(
+    "rows that see no key have an lse of {value}",
+    scopes=(("lse",),),
+    value=(0.0, math.inf, math.nan, -1e4, -1e6, -1e9, -1e30),
+)
+def empty_lse(value: float) -> Change:
+    """A logarithm of a sum that is not 0, or another number for none."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        def move(lse: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            at = empty_rows(e)
+            return lse.masked_fill(at, value), bound.masked_fill(
+                at, abs(value) * 2.0**-6 if math.isfinite(value) else 0.0
+            )
+
+        return {"lse": move}
+
+    return Change(results=results)
+
+
+@alternative(
+    "rows of {tensors} past the last whole tile of {tile} are 0",
+    scopes=(("out",), ("dq",), ("dk",), ("dv",), DK_AND_DV),
+    tile=TILES,
+)
+def tail_not_written(tile: int) -> Change:
+    """What is past the last whole tile is not written, in memory that is full of zeros."""
+
+    def move(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+        value = value.clone()
+        value[:, :, value.shape[2] // tile * tile :] = 0.0
+        return value, bound
+
+    return Change(results=lambda e, g: dict.fromkeys(("out", *BACKWARD), move))

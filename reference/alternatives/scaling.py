@@ -1,0 +1,212 @@
+"""Scales: sm_scale, the change of base, and factors of single tensors."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from reference.alternatives.declaration import BACKWARD, DQ, EVERY, OUT_AND_LSE, Change, Given, alternative
+from reference.bounds import Exact
+from reference.heads import fold
+
+OTHER_SCALES: dict[str, Callable[[float, int, int], float]] = {
+    "the default 1 / sqrt(head_dim), whatever is given": lambda given, d, d_v: d**-0.5,
+    "left out": lambda given, d, d_v: 1.0,
+    "applied twice": lambda given, d, d_v: given * given,
+    "its absolute value": lambda given, d, d_v: abs(given),
+    "log2(e) times as large": lambda given, d, d_v: given * math.log2(math.e),
+    "ln 2 times as large": lambda given, d, d_v: given * math.log(2.0),
+    "1 / sqrt of the next power of two": lambda given, d, d_v: 2.0 ** (-0.5 * math.ceil(math.log2(d))),
+    "1 / sqrt of the columns of v": lambda given, d, d_v: d_v**-0.5,
+    "1 / head_dim": lambda given, d, d_v: 1.0 / d,
+    "given times 1 / sqrt(head_dim)": lambda given, d, d_v: given * d**-0.5,
+    "given times sqrt(head_dim / next power of two)": lambda given, d, d_v: (
+        given * math.sqrt(d / 2.0 ** math.ceil(math.log2(d)))
+    ),
+    "its square root": lambda given, d, d_v: math.sqrt(abs(given)),
+}
+"""What a scale may be in place of the given one, of that and the columns of q and of v, by what is said of it."""
+
+
+def other_scale(which: str, g: Given) -> float:
+    """Return the scale that a call has by a rule of ``OTHER_SCALES``."""
+    return OTHER_SCALES[which](g["sm_scale"], g["q"].shape[-1], g["v"].shape[-1])
+
+
+@alternative("the scale of the scores is {which}", which=tuple(OTHER_SCALES))
+def scale_of_all(which: str) -> Change:
+    """Scores, and the gradients that follow, have another scale."""
+    return Change(call=lambda g: {**g, "sm_scale": other_scale(which, g)})
+
+
+def _of_scores(g: Given, e: Exact) -> Iterator[float]:
+    """Yield the factor of the scores that fits lse best, by Gauss and Newton, if that is not 1."""
+    if g.get("lse") is None:
+        return
+    actual = fold(g["lse"], g["k"].shape[1]).double()
+    known = actual.isfinite() & e.lse.isfinite()
+    scores, lse, value = e.scores[known], actual[known], 1.0
+    if e.softcap or e.added_size is not None or e.sink is not None or not len(lse):
+        return
+    for _ in range(8):
+        scaled = scores * value
+        slope = (scaled.softmax(-1) * scores.nan_to_num(neginf=0.0)).sum(-1)
+        value -= float(slope @ (scaled.logsumexp(-1) - lse) / (slope @ slope).clamp_min(1e-30))
+        if not 0.05 < abs(value) < 20.0:
+            return
+    if abs(value - 1.0) > 1e-4:
+        yield value
+
+
+@alternative("the scores are multiplied by {value}", fits=_of_scores)
+def scores_times(value: float) -> Change:
+    """A constant of the exponential is rounded, or its base is mistaken."""
+    return Change(call=lambda g: {**g, "sm_scale": g["sm_scale"] * value})
+
+
+@alternative(
+    "the scores have a scale that is {which}, while dq and dk are multiplied by the given one",
+    scopes=(EVERY, BACKWARD),
+    which=tuple(OTHER_SCALES),
+)
+def scale_of_scores(which: str) -> Change:
+    """P is computed with another scale than that of its gradients."""
+    return Change(
+        call=lambda g: {**g, "sm_scale": other_scale(which, g), "given_scale": g["sm_scale"]},
+        gradient_scale=lambda g: float(g["given_scale"]),
+    )
+
+
+@alternative(
+    "the scale that multiplies {tensors} is {which}",
+    scopes=(("dq", "dk"), DQ, ("dk",)),
+    which=tuple(OTHER_SCALES),
+)
+def scale_of_gradients(which: str) -> Change:
+    """DS k and dS^T q are multiplied by another scale than the scores are."""
+    return Change(gradient_scale=lambda g: other_scale(which, g))
+
+
+def factor(actual: Tensor, expected: Tensor) -> Iterator[float]:
+    """Yield the factor by which an actual tensor is nearest to what is expected, unless that is 1 or unknown."""
+    known = actual.isfinite() & expected.isfinite()
+    x, y = expected[known].double(), actual[known].double()
+    if len(x) and float(x @ x) > 0:
+        found = float(x @ y / (x @ x))
+        if abs(found) > 1e-6 and abs(found - 1.0) > 1e-5:
+            yield found
+
+
+def _of_out(g: Given, e: Exact) -> Iterator[float]:
+    return factor(fold(g["out"], g["k"].shape[1]), e.out)
+
+
+@alternative("out is multiplied by {value}", scopes=(("out",), ("out", *BACKWARD)), fits=_of_out)
+def out_times(value: float) -> Change:
+    """A factor of out, which its gradients share or not."""
+    return Change(call=lambda g: {**g, "out": g["out"].double() / value})
+
+
+@alternative(
+    "lse is {which}",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None,
+    which=("in base 2", "in base 10", "divided by log2(e) once too often"),
+)
+def other_base(which: str) -> Change:
+    """The logarithm is not the natural one."""
+    unit = {"in base 2": math.log(2.0), "in base 10": math.log(10.0)}.get(which, math.log2(math.e))
+    return Change(call=lambda g: {**g, "lse": g["lse"].double() * unit})
+
+
+@alternative(
+    "lse is in base 2 in the rows past the last whole tile of {tile}",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None,
+    tile=(16, 32, 64, 128),
+)
+def base_of_tail(tile: int) -> Change:
+    """The last tile of rows is stored by other code."""
+
+    def call(g: Given) -> Given:
+        lse = g["lse"].double()
+        tail = torch.arange(lse.shape[2], device=lse.device) >= lse.shape[2] // tile * tile
+        return {**g, "lse": torch.where(tail, lse * math.log(2.0), lse)}
+
+    return Change(call=call)
+
+
+@alternative(
+    "lse is stored as (batch, seqlen_q, heads) and read as (batch, heads, seqlen_q)",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None and min(g["lse"].shape[1:]) > 1,
+)
+def lse_in_other_order() -> Change:
+    """Rows and heads are mixed up."""
+
+    def call(g: Given) -> Given:
+        batch, heads, rows = g["lse"].shape
+        return {**g, "lse": g["lse"].reshape(batch, rows, heads).transpose(1, 2)}
+
+    return Change(call=call)
+
+
+@alternative(
+    "lse of a group is stored as (row, head) and read as (head, row)",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None and g["q"].shape[1] > g["k"].shape[1] and g["q"].shape[2] > 1,
+)
+def lse_of_group_in_other_order() -> Change:
+    """Rows that are folded head by head are unfolded row by row."""
+
+    def call(g: Given) -> Given:
+        batch, heads, rows = g["lse"].shape
+        heads_kv = g["k"].shape[1]
+        lse = g["lse"].reshape(batch, heads_kv, rows, heads // heads_kv).transpose(2, 3)
+        return {**g, "lse": lse.reshape(batch, heads, rows)}
+
+    return Change(call=call)
+
+
+def _shift(g: Given, e: Exact) -> Iterator[float]:
+    if g.get("lse") is not None:
+        apart = fold(g["lse"], g["k"].shape[1]).double() - e.lse
+        known = apart[apart.isfinite()]
+        if len(known) and abs(float(known.median())) > 1e-6:
+            yield float(known.median())
+
+
+@alternative("lse is larger by {value}", scopes=(("lse",), ("lse", *BACKWARD)), fits=_shift)
+def lse_shifted(value: float) -> Change:
+    """A number that is added to each logarithm."""
+    return Change(call=lambda g: {**g, "lse": g["lse"].double() - value})
+
+
+@alternative(
+    "lse is {which}",
+    scopes=(("lse",), OUT_AND_LSE),
+    when=lambda g: g.get("lse") is not None,
+    which=(
+        "the logarithm of the sum without the maximum",
+        "the maximum alone",
+        "the sum, without a logarithm",
+    ),
+)
+def lse_in_part(which: str) -> Change:
+    """A part of m + log l is left out."""
+
+    def results(e: Exact, g: Given) -> dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        top = e.row_max.reshape(len(e.q), e.q.shape[1] * e.group, -1)
+
+        def move(lse: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            if which == "the maximum alone":
+                return top.where(lse.isfinite(), lse), bound
+            if which == "the sum, without a logarithm":
+                total = (lse - top).exp()
+                return total, bound * (total + 1)
+            return lse - top, bound
+
+        return {"lse": move}
+
+    return Change(results=results)

@@ -1,0 +1,39 @@
+"""The calls that a certificate is asked of are claimed, ordinary, and have what the bug needs."""
+
+from dataclasses import replace
+
+from kernels.contract import Capabilities
+from strategies.case import Case, Spike
+from tests.harness.certificates.probes import SMALL, probes
+
+CLAIMS = Capabilities(backward=True)
+FAILING = Case(
+    group=4,
+    seqlen_q=3,
+    head_dim=32,
+    dtype="float16",
+    q_values="zeros",
+    spikes=(Spike("q", (0, 0, 0, 0), 1.0),),
+)
+
+
+def test_they_are_claimed_small_and_of_ordinary_numbers() -> None:
+    asked = [*probes(FAILING, CLAIMS, ())]
+    assert len(asked) > 10
+    assert all(CLAIMS.admits(case) and case.scores <= SMALL for case in asked)
+    assert all(case.q_values == "normal" and not case.spikes for case in asked)
+    assert {case.dtype for case in asked} == {"float16"}
+
+
+def test_what_is_no_need_has_several_values() -> None:
+    asked = [*probes(FAILING, CLAIMS, ())]
+    assert {case.causal for case in asked} == {True, False}
+    assert len({case.group for case in asked}) > 1
+    assert len({case.sm_scale for case in asked}) > 1
+
+
+def test_needs_stay() -> None:
+    asked = [*probes(FAILING, CLAIMS, {"group", "causal"})]
+    assert {case.group for case in asked} == {4}
+    assert {case.causal for case in asked} == {False}
+    assert {case.causal for case in probes(FAILING, replace(CLAIMS, causal=(False,)), ())} == {False}

@@ -1,0 +1,71 @@
+"""What a wrong kernel computes instead is certified, and what is sound is not."""
+
+import pytest
+
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from tests.harness.certificates.probes import probes
+from tests.harness.certificates.search import Certificate, known_call, search
+from tests.harness.trial.trial import Trial
+from tests.unit.support import instead
+
+SECONDS = 60.0
+"""Far more than a search takes, so that a slow machine changes nothing."""
+FAILING = Case(batch=2, heads_kv=2, group=2, seqlen_q=40, seqlen_k=70, head_dim=32, causal=True, sm_scale=0.3)
+
+
+def certificate(name: str, dtype: str = "float32") -> Certificate | None:
+    kernel = load(f"{instead.__name__}:{name}")
+    cases = probes(Case(heads_kv=2, group=2, head_dim=32, dtype=dtype), kernel.capabilities, ())
+    return search(cases, lambda case: Trial(kernel, case, "cpu", SAFETY), SECONDS)
+
+
+@pytest.mark.parametrize("name", instead.INSTEAD)
+def test_one_wrong_line_is_told_by_what_it_computes(name: str) -> None:
+    found = certificate(name)
+    assert found is not None
+    assert not found.unexplained
+    assert tuple(x.words for x in found.alternatives) == instead.INSTEAD[name]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["top_left", "tail_of_rows", "no_delta"])
+def test_in_few_bits_too(name: str, dtype: str) -> None:
+    found = certificate(name, dtype)
+    assert found is not None
+    assert tuple(x.words for x in found.alternatives) == instead.INSTEAD[name]
+
+
+def test_two_wrong_lines_in_different_tensors_are_both_told() -> None:
+    found = certificate("base_2_and_tail_of_rows")
+    assert found is not None
+    assert not found.unexplained
+    assert {x.words for x in found.alternatives} == {
+        *instead.INSTEAD["base_2"],
+        *instead.INSTEAD["tail_of_rows"],
+    }
+
+
+def test_two_wrong_lines_in_one_tensor_are_both_told() -> None:
+    found = certificate("first_of_group_and_tail_of_rows")
+    assert found is not None
+    assert not found.unexplained
+    assert {x.name for x in found.alternatives} == {"one_of_group", "tail_rows_lost"}
+
+
+def test_a_sound_function_has_none() -> None:
+    assert certificate("sound") is None
+
+
+def test_a_call_that_writes_to_its_inputs_tells_nothing() -> None:
+    kernel = load("tests.unit.support.toys:writing")
+    assert known_call(Trial(kernel, FAILING, "cpu", SAFETY)) is None
+
+
+def test_an_empty_time_gives_no_certificate() -> None:
+    kernel = load(f"{instead.__name__}:top_left")
+    found = search([FAILING], lambda case: Trial(kernel, case, "cpu", SAFETY), 0.0)
+    assert found is not None
+    assert found.unexplained
+    assert not found.alternatives

@@ -1,0 +1,145 @@
+"""Each alternative is told by its words and its record, and what it computes is explained by it, not by attention."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.registry import load
+from reference.alternatives import Alternative, candidates, changes_of, named
+from reference.alternatives.declaration import BACKWARD, EVERY, KINDS, OUT_AND_LSE
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from tests.harness.certificates.search import Known, values
+from tests.harness.trial.judge import exact_of
+from tests.harness.trial.problem import Outputs
+from tests.harness.trial.trial import Trial
+from tests.harness.trial.views import given_of, views
+
+CASES = (
+    Case(batch=2, heads_kv=2, group=2, seqlen_q=45, seqlen_k=75, head_dim=32, causal=True, sm_scale=0.3),
+    Case(batch=2, heads_kv=2, group=3, seqlen_q=45, seqlen_k=75, head_dim=32, sm_scale=0.3),
+    Case(heads_kv=2, seqlen_q=70, seqlen_k=33, head_dim=20, causal=True, sm_scale=-0.5, q_layout="bnhd"),
+    Case(heads_kv=1, seqlen_q=65, seqlen_k=129, head_dim=64, causal=True, seed=1),
+)
+"""Calls of which each alternative but those of ``OTHER_CALLS`` changes one at least."""
+
+OTHER_CALLS = {
+    "no_pattern": "a window",
+    "pattern_off": "a window",
+    "field_ignored": "a window and a prefix",
+    "no_padding_mask": "a padding mask",
+    "rule_ignored": "a bias or sinks",
+    "clamped": "large scores",
+    "nan_score": "NaN in q or k",
+    "nan_is_0": "NaN in an input",
+    "keys_past": "more than 64 keys for each number that is tried",
+}
+"""Alternatives that plain calls of ordinary numbers do not show, with what shows them."""
+
+
+def trial_of(case: Case) -> Trial:
+    return Trial(load("tests.unit.support.toys:sound"), case, "cpu", SAFETY)
+
+
+def right(trial: Trial) -> Outputs:
+    """Return what attention gives, in float64, rounded to float32."""
+    outputs = trial.gradients()
+    given = given_of(trial.problem, outputs, trial.alignment)
+    expected = values(given, exact_of(trial, trial.problem))
+    return Outputs(**{name: x.float() for name, (x, _) in expected.items()})
+
+
+def made_by(told: Alternative, trial: Trial, outputs: Outputs) -> Outputs | None:
+    """Return what a kernel gives that computes an alternative; None if it changes back what a kernel returned.
+
+    Its gradients follow from its own out and lse.
+    """
+    for names in (OUT_AND_LSE, BACKWARD):
+        for view in views(trial.problem, outputs, trial.alignment, (told,), names):
+            if any(not torch.equal(view.changed[x], view.given[x]) for x in outputs.named()):
+                return None
+            e = exact_of(trial, view.problem, view.scores)
+            of_view, moved = values(view.changed, view.rescaled(e)), view.moved(e)
+            for name in view.names:
+                value, _ = of_view[name]
+                value = moved[name](value, torch.ones_like(value))[0] if name in moved else value
+                outputs = replace(outputs, **{name: value.float()})
+    return outputs
+
+
+def told_by(kind: str) -> Iterator[Alternative]:
+    """Yield an alternative of a kind for each of its values, and of those that are fitted, one."""
+    grid = {**KINDS[kind].grid, **({"value": (1.25,)} if KINDS[kind].fits else {})}
+    for chosen in itertools.product(*grid.values()):
+        yield Alternative(kind, max(KINDS[kind].scopes, key=len), tuple(zip(grid, chosen, strict=True)))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - OTHER_CALLS.keys()))
+def test_what_it_computes_is_explained_by_it_and_not_by_attention(kind: str) -> None:
+    shown = tried = 0
+    for case in CASES:
+        trial = trial_of(case)
+        outputs = right(trial)
+        for told in itertools.islice(told_by(kind), 0, None, 3):
+            try:
+                made = made_by(told, trial, outputs)
+            except LookupError:  # strides that leave the memory
+                continue
+            if made is None:
+                pytest.skip(
+                    "it changes back what a kernel returned: planted kernels show it in test_search.py"
+                )
+            tried += 1
+            call = Known(trial, made, frozenset())
+            if call.unexplained((), EVERY):
+                shown += 1
+                assert not call.unexplained((told,), EVERY), (told.words, case)
+    assert shown, f"none of {tried} calls shows it"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_words_and_records(kind: str) -> None:
+    for told in told_by(kind):
+        assert "{" not in told.words
+        assert named(json.loads(json.dumps(told.record))).words == told.words
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(ValueError, match="alternative: got 'no_such_thing', expected one of "):
+        named(["no_such_thing", ["out"], {}])
+
+
+def test_candidates_concern_a_wrong_tensor_and_fit_the_call() -> None:
+    trial = trial_of(CASES[1])
+    given = given_of(trial.problem, right(trial), trial.alignment)
+    found = [*candidates(given, exact_of(trial, trial.problem), ["dq"])]
+    assert all("dq" in x.tensors for x in found)
+    assert not any(x.name == "no_mask" for x in found)  # the call has no causal mask
+    assert any(x.name == "interleaved" for x in found)
+
+
+def test_tensors_are_judged_together_if_the_same_alternatives_concern_them() -> None:
+    lost, base = (
+        Alternative("no_delta", ("dq", "dk")),
+        Alternative("other_base", ("lse",), (("which", "in base 2"),)),
+    )
+    trial = trial_of(CASES[1])
+    given = given_of(trial.problem, right(trial), trial.alignment)
+    groups = {
+        tuple(names): [x.name for x in told] for told, names in changes_of([lost, base], EVERY, given).items()
+    }
+    assert groups == {("out", "dv"): [], ("lse",): ["other_base"], ("dq", "dk"): ["no_delta"]}
+
+
+def test_a_fitted_factor_is_that_of_the_kernel() -> None:
+    trial = trial_of(CASES[1])
+    outputs = right(trial)
+    wrong = Outputs(**{**outputs.named(), "dq": outputs.dq * 1.125})  # type: ignore[operator]  # gradients are there
+    given = given_of(trial.problem, wrong, trial.alignment)
+    found = [x for x in candidates(given, exact_of(trial, trial.problem), ["dq"]) if x.name == "dq_times"]
+    assert [math.isclose(dict(x.values)["value"], 1.125, rel_tol=1e-5) for x in found] == [True]

@@ -1,0 +1,120 @@
+"""A plain function with a backward of its own, in which one line is wrong, and what it computes instead.
+
+The function folds no heads, keeps lse for its backward, and works in float32.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILE = 32
+
+
+def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward: bool) -> Tensor:
+    rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    shift = 0 if "top_left" in bugs else k.shape[2] - q.shape[2]
+    shift += "one_ahead" in bugs and backward
+    seen = keys <= rows + shift if causal and "no_mask" not in bugs else torch.ones(len(rows), len(keys)) > 0
+    if "tail_of_keys" in bugs:
+        seen = seen & (keys < len(keys) // TILE * TILE)
+    return seen
+
+
+def _heads(x: Tensor, q: Tensor, bugs: frozenset[str]) -> Tensor:
+    group = q.shape[1] // x.shape[1]
+    return x.repeat(1, group, 1, 1) if "interleaved" in bugs else x.repeat_interleave(group, 1)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, bugs: frozenset[str], q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
+    ) -> Any:
+        scale = q.shape[-1] ** -0.5 if "default_scale" in bugs else sm_scale
+        kk, vv = (_heads(x.float(), q, bugs) for x in (k, v))
+        s = q.float() @ kk.mT * scale
+        seen = _seen(q, k, causal, bugs, backward=False)
+        s = s.masked_fill(~seen, -1e9 if "sentinel" in bugs else -math.inf)
+        top = s.amax(-1, keepdim=True) if k.shape[2] else s.new_full((*s.shape[:-1], 1), -math.inf)
+        empty = top == -math.inf
+        top = top.masked_fill(empty, 0.0)
+        p = (s - top).exp()
+        total = p.sum(-1, keepdim=True)
+        out = p @ vv / total.masked_fill(empty, 1.0)
+        lse = (top + total.log()).masked_fill(empty, -math.inf)[..., 0]
+        if "tail_of_out" in bugs:
+            out[:, :, out.shape[2] // TILE * TILE :] = 0.0
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = bugs, causal, sm_scale
+        told = lse / math.log(2.0) if "base_2" in bugs else lse - top[..., 0] if "no_maximum" in bugs else lse
+        ctx.mark_non_differentiable(told)
+        return out.to(q.dtype), told
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        bugs, causal, sm_scale = ctx.options
+        dout, group = grads[0].float(), q.shape[1] // k.shape[1]
+        kk, vv = (_heads(x.float(), q, bugs) for x in (k, v))
+        seen = _seen(q, k, causal, bugs, backward=True)
+        s = (q.float() @ kk.mT * sm_scale).masked_fill(~seen, -math.inf)
+        s = s.masked_fill((lse == -math.inf)[..., None], -math.inf)  # rows that saw no key in the forward
+        p = (s - lse.masked_fill(lse == -math.inf, 0.0)[..., None] + 0.01 * ("lse_too_small" in bugs)).exp()
+        delta = (out * dout).sum(-1, keepdim=True) * (
+            1.03 if "more_delta" in bugs else "no_delta" not in bugs
+        )
+        ds = p * (dout @ vv.mT - delta)
+        rows = torch.arange(q.shape[2])[:, None]
+        kept = (
+            (rows < q.shape[2] // TILE * TILE).float() if "tail_of_rows" in bugs else torch.ones(len(rows), 1)
+        )
+        dq = ds @ kk * (1.0 if "dq_unscaled" in bugs else sm_scale)
+        dk, dv = ds.mT @ (q.float() * kept) * sm_scale, p.mT @ (dout * kept)
+        order = (group, k.shape[1]) if "interleaved" in bugs else (k.shape[1], group)
+        dk, dv = (x.unflatten(1, order).sum(1 if "interleaved" in bugs else 2) for x in (dk, dv))
+        if "first_of_group" in bugs:
+            dv = (p.mT @ dout).unflatten(1, order)[:, :, 0]
+        return None, dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def __getattr__(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function whose wrong lines the name has, joined by ``_and_``; ``sound`` has none."""
+    bugs = name.split("_and_")
+    if name != "sound" and not {*bugs} <= INSTEAD.keys():
+        raise AttributeError(name)
+    return kernel(*bugs)
+
+
+def kernel(*bugs: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function with these lines wrong."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = _Attention.apply(frozenset(bugs), q, k, v, causal, sm_scale)
+        return result
+
+    return attention
+
+
+INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "top_left": ("the causal mask is aligned top-left",),
+    "no_mask": ("the causal mask is left out",),
+    "one_ahead": ("in the backward, each row sees +1 keys under the causal mask",),
+    "tail_of_keys": ("keys past the last whole tile of 32 are dropped",),
+    "interleaved": ("grouped heads are read interleaved: query head h reads key head h mod heads_kv",),
+    "default_scale": (
+        "in the forward alone, the scale of the scores is the default 1 / sqrt(head_dim), whatever is given",
+    ),
+    "base_2": ("lse is in base 2",),
+    "no_maximum": ("lse is the logarithm of the sum without the maximum",),
+    "tail_of_out": ("rows of out past the last whole tile of 32 are 0",),
+    "no_delta": ("delta is left out of dq and dk",),
+    "more_delta": ("delta is multiplied by 1.03 in dq and dk",),
+    "lse_too_small": ("P is computed again from an lse that is 0.01 too small, in dq and dk and dv",),
+    "tail_of_rows": ("query rows past the last whole tile of 32 are lost in dk and dv",),
+    "dq_unscaled": ("the scale that multiplies dq is left out",),
+    "first_of_group": ("only the first query head of each group is summed in dv",),
+}
+"""What the function computes with each wrong line."""
