@@ -28,7 +28,8 @@ class Run:
 
     Tensors in ``ignored`` are not judged. ``safety`` is how many standard deviations rule 2 of the bounds allows.
     ``repeats`` is how often a replay tries the case at most, as its failure comes and goes. ``sanitizer`` is the tool
-    that watches the kernel, if that is what reports the failure. ``designs`` is one of ``DESIGNS``.
+    that watches the kernel, if that is what reports the failure. ``designs`` is one of ``DESIGNS``. ``alternatives``
+    are what the kernel is taken to compute, each as a record of ``reference.alternatives`` in JSON.
     """
 
     spec: str
@@ -40,6 +41,7 @@ class Run:
     repeats: int = 1
     sanitizer: str = ""
     designs: str = ALL_DESIGNS
+    alternatives: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that files hold: the run without ``safety``, ``designs`` and what has its default."""
@@ -47,7 +49,8 @@ class Run:
         ignored = {"ignored": sorted(self.ignored)} if self.ignored else {}
         repeats = {"repeats": self.repeats} if self.repeats > 1 else {}
         sanitizer = {"sanitizer": self.sanitizer} if self.sanitizer else {}
-        kept |= {**ignored, **repeats, **sanitizer}
+        alternatives = {"alternatives": list(self.alternatives)} if self.alternatives else {}
+        kept |= {**ignored, **repeats, **sanitizer, **alternatives}
         return {"flashproof": FORMAT, **kept, "case": to_record(self.case)}
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def run_of(record: dict[str, Any]) -> Run:
         value("repeats", "an integer above 0", lambda x: type(x) is int and x > 0, 1),
         value("sanitizer", f"one of {', '.join(SANITIZERS)}", lambda x: x in ("", *SANITIZERS), ""),
         value("designs", f"one of {', '.join(DESIGNS)}", lambda x: x in DESIGNS, ALL_DESIGNS),
+        tuple(value("alternatives", "a list of strings", _are_strings, [])),
     )
 
 

@@ -74,6 +74,8 @@ class Finding:
             FlashAttention-2; the one with the smallest errors comes first.
         likely: those of them that no other one explains much better.
         certificate: what the kernel does in place of what is right, in words; "" if that is not known.
+        alternatives: the same as records of ``reference.alternatives`` in JSON, as far as it is one of these.
+        of_some: whether it is known only of calls that have what the bug needs.
     """
 
     claim: str
@@ -102,10 +104,12 @@ class Finding:
     explained_by: tuple[str, ...] = ()
     likely: tuple[str, ...] = ()
     certificate: str = ""
+    alternatives: tuple[str, ...] = ()
+    of_some: bool = False
 
     def __post_init__(self) -> None:
         # JSON turns tuples into lists.
-        for name in ("index", "tensors", "of_nan", "rate", "explained_by", "likely"):
+        for name in ("index", "tensors", "of_nan", "rate", "explained_by", "likely", "alternatives"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property

@@ -150,8 +150,13 @@ class Failure(Run):
 
 
 def headline(failure: Failure) -> str:
-    """Return one line that names kernel, law, tensor or kind of failure, and dtype."""
-    return f"{failure.kernel}: law `{failure.law}` is broken, {symptom(failure)} ({failure.case.dtype})"
+    """Return one line that names kernel, law, what it computes instead or what is wrong, and dtype."""
+    return f"{failure.kernel}: law `{failure.law}` is broken, {in_short(failure)} ({failure.case.dtype})"
+
+
+def in_short(failure: Failure) -> str:
+    """Return what the kernel computes instead of attention, or else what is wrong."""
+    return failure.finding.certificate if failure.finding.alternatives else symptom(failure)
 
 
 def symptom(failure: Failure) -> str:

@@ -26,6 +26,7 @@ from tests.harness.bugs.failure import (
     headline,
 )
 from tests.harness.bugs.suggested_claims import excluding, offered
+from tests.harness.certificates.certified import are_one, certified
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import COUNTS, ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
@@ -42,6 +43,8 @@ from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0
 """Seconds to find out which fields of the smallest case matter."""
+CERTIFICATE_SECONDS = 12.0
+"""Seconds to find out what the kernel computes instead."""
 NEEDS_SECONDS = 15.0
 """Seconds to find the conditions of a bug, in addition to those that explain its smallest case."""
 SEVERITY_SECONDS = 8.0
@@ -103,6 +106,7 @@ class Investigation:
         if shrink and not gently:
             self.lighten()
             self.diagnose()
+            self.certify()
             if self.is_known():
                 return self.as_it_is
         first = self.failure
@@ -164,9 +168,16 @@ class Investigation:
         fails = partial(self.fails_in_common, self.beside_shrinking(NEEDS_SECONDS))
         self.needs = self.search_of(self.failure).diagnosed(fails)
 
+    def certify(self) -> None:
+        """Find out what the kernel computes instead, from calls that meet the conditions."""
+        seconds = self.runs.clock.cut(max(self.haste, LEAST_HASTE) * CERTIFICATE_SECONDS)
+        self.failure = certified(self.failure, self.runs, {need.name for need in self.needs}, seconds)
+
     def is_known(self) -> bool:
         """Whether the conditions of the drawn case show that a known bug has a further symptom here."""
         bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
+        if any(are_one(other, bug) for other in self.known.bugs.values()):
+            return True
         spend = self.beside_shrinking(NEEDS_SECONDS)
         asked = self.runs.oracle(is_precise=not self.known.precision.claims)
 
@@ -243,12 +254,14 @@ class Investigation:
     def counted(self, finding: Finding | None) -> Finding | None:
         """Return a finding as it counts for this failure.
 
-        1. As it is, if no less precise design explains it, or if this failure is of that kind or a rounding error.
+        1. As it is, if no less precise design explains it, or if this failure is of that kind or a rounding error, or
+           has a certificate.
         2. As none, if the kernel is known to be that imprecise: the case counts as passed.
         3. As unclear: the case counts neither as passed nor as failed.
         """
         mine = self.failure.finding
-        if finding is None or mine.explained_by or not finding.explained_by or is_small(mine):
+        is_told = mine.explained_by or mine.alternatives
+        if finding is None or is_told or not finding.explained_by or is_small(mine):
             return finding
         usual = not {*finding.explained_by}.isdisjoint(self.known.precision.common)
         return None if usual else replace(finding, kind=UNCLEAR)
@@ -256,7 +269,8 @@ class Investigation:
     def new(self, case: Case) -> Finding | None:
         """Return the finding of a case unless known bugs or a less precise design explain it."""
         finding = self.found(case)
-        if finding and finding.explained_by and not self.failure.finding.explained_by:
+        mine = self.failure.finding
+        if finding and finding.explained_by and not (mine.explained_by or mine.alternatives):
             return None
         suspects = [bug for bug in self.others() if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
@@ -280,7 +294,9 @@ class Investigation:
             return None
         if self.needs_earlier_calls and self.found(replace(case, earlier=())) is not None:
             return None
-        found = finding.with_nan_of(mine)
+        found = replace(
+            finding.with_nan_of(mine), certificate=mine.certificate, alternatives=mine.alternatives
+        )
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:

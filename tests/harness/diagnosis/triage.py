@@ -16,8 +16,9 @@ from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
 from tests.harness.bugs.duplicates import is_same
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
+from tests.harness.certificates.certified import certified, explained_by
 from tests.harness.clock import ShrinkBudget
-from tests.harness.diagnosis.investigation import Investigation
+from tests.harness.diagnosis.investigation import CERTIFICATE_SECONDS, Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.reruns import (
     AFTER_OTHERS,
@@ -180,7 +181,7 @@ class Triage:
 
         1. Known bugs are tried (``_unexplained``).
         2. If a less precise design explains the rest, normal numbers may show a real bug behind it, other designs may
-           explain it too, or it may come of huge strides.
+           explain it too, it may come of huge strides, or it may be just what another computation gives.
         3. If it still is a less precise call, it is counted as such.
         4. Else it is investigated, unless ``patient`` is true and another process investigates such a failure.
         """
@@ -188,7 +189,7 @@ class Triage:
         if rest is not None:
             rest = self._with_ordinary_numbers(rest) or rest
             rest = rest if rest == broken else self._with_all_designs(rest)
-            rest = self._without_design_of_strides(rest)
+            rest = self._with_certificate(self._without_design_of_strides(rest))
         if rest is None or self._is_less_precise(rest):
             return None
         ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
@@ -279,6 +280,10 @@ class Triage:
         try:
             told = restate_by_basic_law(broken, run, capabilities)
             if told.case != broken.case and self._is_known_failure(told):
+                return None
+            if explaining := explained_by(told, known, self.runs):
+                for bug in explaining:
+                    self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
                 return None
             outcome = explain_by_known_bugs(told, known, run, capabilities)
         except OutOfTime:
@@ -449,6 +454,17 @@ class Triage:
                 asked = broken.law, broken.case, broken.ignored
                 finding = self.runs.judged(*asked, explained=True, designs=ALL_DESIGNS)
                 return broken if finding is None else replace(broken, finding=finding)
+        return broken
+
+    def _with_certificate(self, broken: FailingExample) -> FailingExample:
+        """Return the failure without the designs that explain it, if what the kernel computes instead does.
+
+        That lies within the bounds of full precision around its own values, of which a less precise design allows for
+        any error of some size. Only the first such failure in a dtype is asked about.
+        """
+        if broken.finding.explained_by and broken.case.dtype not in self.known.precision.claims:
+            found = certified(self._failure(broken), self.runs, (), CERTIFICATE_SECONDS).finding
+            return replace(broken, finding=found)
         return broken
 
     def _without_design_of_strides(self, broken: FailingExample) -> FailingExample:

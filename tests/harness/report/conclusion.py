@@ -49,9 +49,9 @@ class DistinctBug:
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yield a label and a text for each known fact of the bug, except the path of its report."""
         failure = self.bug.failure
-        yield "claim", " ".join(failure.finding.claim.split())
         if failure.finding.certificate:
             yield "instead", failure.finding.certificate
+        yield "claim", " ".join(failure.finding.claim.split())
         if failure.finding.rate:
             yield "rate", "; ".join((shown_in(failure.finding), *failure.explanation.sentences))
         yield from _numbers(failure.finding)

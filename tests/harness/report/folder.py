@@ -33,8 +33,8 @@ PANEL = 4.5
 def facts(failure: Failure) -> list[tuple[str, str]]:
     """Return labels and texts that describe the failure, in the order in which a maintainer asks for them."""
     f, env = failure.finding, failure.environment
-    rows = [("claim", " ".join(f.claim.split()))]
-    rows += [("instead", f.certificate)] if f.certificate else []
+    rows = [("instead", f.certificate)] if f.certificate else []
+    rows.append(("claim", " ".join(f.claim.split())))
     if f.rate:
         rows.append(("comes and goes", shown_in(f)))
     if f.actual is not None:

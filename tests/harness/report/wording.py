@@ -46,13 +46,19 @@ def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
         places = [seen.names(place) for place in (0, 1, 2)]
         where = "; ".join(", ".join(names) for names in places if names)
         facts.append(("seen", f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}"))
-    if bug.needs:
-        facts.append(("needs", conditions_of(bug, seen)))
+    if conditions := conditions_of(bug, seen):
+        facts.append(("needs", conditions))
     return facts
 
 
 def conditions_of(bug: Bug, seen: Occurrences | None = None) -> str:
-    """Return a bug's conditions in words; "" if it has none. ``seen`` are its failing examples, as far as known."""
+    """Return a bug's conditions in words; "" if it has none. ``seen`` are its failing examples, as far as known.
+
+    What the kernel computes instead says by itself where that differs from attention, unless it is known of some calls
+    alone.
+    """
+    if bug.failure.finding.alternatives and not bug.failure.finding.of_some:
+        return ""
     needs = map((seen or Occurrences()).needed, bug.needs)
     return f"only with {', '.join(map(_need, needs))}" if bug.needs else ""
 

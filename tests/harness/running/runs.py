@@ -6,7 +6,7 @@ A kernel in Triton takes turns: compiled for any sizes and strides, or for those
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
-from strategies.case import Case
+from strategies.case import Case, to_record
 from strategies.cases import with_gradients
 from strategies.scales import scale_of
 from tests.harness.clock import LEAST_SECONDS, Clock
@@ -168,14 +168,19 @@ class Runs:
         seconds: float = math.inf,
         general: bool = False,
         designs: str = ALL_DESIGNS,
+        alternatives: tuple[str, ...] = (),
     ) -> Verdict:
         """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel.
 
-        If it is ``general``, the kernel is compiled for any values. Raises OutOfTime if it takes longer than
-        ``seconds``.
+        If it is ``general``, the kernel is compiled for any values. ``alternatives`` are what the kernel is taken to
+        compute, as in ``Run``. Raises OutOfTime if it takes longer than ``seconds``.
         """
         all_claims = (*self.info.claims, *claims)
-        run = Run(self.info.spec, all_claims, law, case, ignored, safety, designs=designs)
+        run = Run(
+            *(self.info.spec, all_claims, law, case, ignored, safety),
+            designs=designs,
+            alternatives=alternatives,
+        )
         self.journal.note(run.to_dict())
         return self.child.run(run, self._while_it_runs, seconds, general=general)
 
@@ -319,6 +324,11 @@ class Runs:
         """
         return self._outside_search(law, case, claims, ignored=ignored, safety=safety, designs=NO_DESIGN)
 
+    def holds_as(self, law: str, case: Case, ignored: frozenset[str], alternatives: tuple[str, ...]) -> bool:
+        """Whether a case holds if the kernel is taken to compute these alternatives. Raises OutOfTime."""
+        told: dict[str, Any] = {"ignored": ignored, "safety": SHRINKING_SAFETY, "designs": NO_DESIGN}
+        return self._outside_search(law, case, **told, alternatives=alternatives) is None
+
     def oracle(self, *, is_precise: bool, explained: bool = True) -> Try:
         """Return what tells what is wrong in a case; with ``explained``, less precise results count as well.
 
@@ -341,7 +351,8 @@ class Runs:
             verdict = self.in_time(law, case, claims=claims, general=self.compiling.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
             is_other = verdict.case_of(case) is not case
-            self.statuses[law, case, claims] = OTHER if is_other else verdict.status
+            if not options.get("alternatives"):
+                self.statuses[law, case, claims] = OTHER if is_other else verdict.status
             self.answers[asked] = self.info.finding(verdict)
         return self.answers[asked]
 
@@ -433,6 +444,15 @@ class Runs:
     def stop_copies(self) -> None:
         """Run later cases in one process again."""
         self.child.stateful.discard(self.info.spec)
+
+    def certificate(self, run: Run, cases: Sequence[Case], seconds: float) -> tuple[str, tuple[str, ...]]:
+        """Return what the kernel computes in place of attention, in words and as records; nothing if that is not known.
+
+        Raises ChildDied, DeviceLost.
+        """
+        told = {"cases": [to_record(case) for case in cases], "seconds": seconds}
+        answer = self.child.ask(run.request("certificate", **told), 2 * seconds + LEAST_SECONDS)
+        return "; ".join(answer["words"]), tuple(answer["alternatives"])
 
     def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""

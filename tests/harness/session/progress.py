@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.harness.bugs.bug import Bug
-from tests.harness.bugs.failure import symptom
+from tests.harness.bugs.failure import in_short
 from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES
 from tests.harness.report.ledger import LEDGER, Ledger
@@ -62,8 +62,9 @@ class Found:
         for record in self.ledger.news():
             if "finding" in record and (bug := Bug.from_dict(record)).key not in self.bugs:
                 self.bugs.add(bug.key)
-                f, only = bug.failure, f", {conditions_of(bug)}" if bug.needs else ""
-                yield f"found: {f.kernel}: {symptom(f)} ({f.law}, {f.case.dtype}){only}"
+                f, only = bug.failure, conditions_of(bug)
+                only = f", {only}" if only else ""
+                yield f"found: {f.kernel}: {in_short(f)} ({f.law}, {f.case.dtype}){only}"
             elif "imprecise" in record and record["imprecise"] not in self.less_precise:
                 self.less_precise.add(record["imprecise"])
                 yield f"found: {record['imprecise']}: less precise than FlashAttention-2"

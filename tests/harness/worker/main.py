@@ -31,9 +31,11 @@ from kernels import registry
 from kernels.contract import AttentionKernel
 from kernels.contract.parsing import describe as describe_claims
 from reference import safe_softmax
+from reference.alternatives import named
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
-from strategies.case import TENSORS
+from strategies.case import TENSORS, Case, from_record
+from tests.harness.certificates.search import search
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.left_behind import is_used_up
 from tests.harness.device.memory import (
@@ -176,6 +178,18 @@ class Worker:
         pictures = [pattern.picture(c) for c in compared if bool(c.wrong.any())]
         return {**verdict.to_dict(), "sentences": sentences, "pictures": pictures}
 
+    def do_certificate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what the kernel computes in place of attention, as far as ``cases`` show it in so many ``seconds``."""
+        run = run_of(request)
+        kernel = self.kernel(run.spec, run.claims)
+
+        def trial_of(case: Case) -> Trial:
+            return Trial(kernel, case, self.device, run.safety, home=home_of(case, self.device))
+
+        found = search(map(from_record, request["cases"]), trial_of, request["seconds"])
+        told = found.alternatives if found and not found.unexplained else []
+        return {"words": [x.words for x in told], "alternatives": [json.dumps(x.record) for x in told]}
+
     def do_in_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether a case holds if the programs of each launch run one after the other, as in a script."""
         verdict, _ = self.attempt(run_of(request), partial(Trial, order=FORWARD))
@@ -248,6 +262,7 @@ class Worker:
             is_here = law.on_device or run.case.ragged != "none"
             home = self.device if is_here else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
+            trial.alternatives = tuple(named(json.loads(x)) for x in run.alternatives)
             trial.growing = self.growing.setdefault(kernel.name, set())
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
             if isinstance(kernel.forward, registry.PlainFunction):

@@ -1,0 +1,82 @@
+"""Bugs that have a certificate: how one is asked for, and which failures the certificates of known bugs explain."""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from strategies.case import Case
+from tests.harness.bugs.attribution import FailingExample
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.failure import Failure
+from tests.harness.certificates.probes import probes
+from tests.harness.law import law_named
+from tests.harness.running.child import ChildDied, DeviceLost
+from tests.harness.running.runs import Runs
+from tests.harness.verdict import NUMBERS
+
+DIGITS = 3
+"""A factor that was fitted to other calls is the same if it agrees in so many digits."""
+FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
+"""Fields that a second search for a certificate leaves as they are in the failing case."""
+
+
+def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: float) -> Failure:
+    """Return a failure with its certificate, if calls show what the kernel computes instead.
+
+    Calls of all kinds are asked first. If they give no certificate, they have what the bug ``needs``, by names of
+    fields, and then the rest as it is in the failing case too.
+    """
+    case, capabilities = failure.case, runs.claims_of(failure.law)
+    law = law_named(failure.law)
+    if failure.finding.kind not in NUMBERS or case.ragged != "none" or not law.shares_cases or case.dropout_p:
+        return failure
+    asked: list[list[Case]] = []
+    for fixed in (set[str](), {*needs}, {*needs, *FIXED}):
+        asked.append([case, *probes(case, capabilities, fixed)])
+        if asked[-1] in asked[:-1]:
+            continue
+        with suppress(ChildDied, DeviceLost):
+            words, alternatives = runs.certificate(failure, asked[-1], seconds / 3)
+            if words:
+                told: dict[str, Any] = {
+                    "certificate": words,
+                    "explained_by": (),
+                    "likely": (),
+                    "of_some": len(asked) > 1,
+                }
+                return replace(failure, finding=replace(failure.finding, **told, alternatives=alternatives))
+    return failure
+
+
+def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> list[Bug]:
+    """Return the bugs whose certificates explain a failure, alone or all together; none if they do not.
+
+    They do if the case holds, judged against what they say that the kernel computes. Raises OutOfTime.
+    """
+    with_one = [bug for bug in known if bug.failure.finding.alternatives]
+    if broken.finding.kind not in NUMBERS:
+        return []
+    for bugs in (*([bug] for bug in with_one), with_one):
+        alternatives = tuple(x for bug in bugs for x in bug.failure.finding.alternatives)
+        if bugs and runs.holds_as(broken.law, broken.case, broken.ignored, alternatives):
+            return bugs
+    return []
+
+
+def are_one(one: Bug, other: Bug) -> bool:
+    """Whether two bugs have the same certificate for some tensor: the same alternatives, with the same parameters.
+
+    Tiles of different sizes count as the same.
+    """
+    first, second = (set(_told(bug.failure.finding.alternatives)) for bug in (one, other))
+    return not first.isdisjoint(second)
+
+
+def _told(alternatives: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield each alternative with each tensor that it concerns, without sizes of tiles, which may follow head_dim."""
+    for name, tensors, values in map(json.loads, alternatives):
+        values.pop("tile", None)
+        rounded = {key: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for key, x in values.items()}
+        yield from ((name, tensor, *sorted(rounded.items())) for tensor in tensors)

@@ -1,0 +1,63 @@
+"""Bugs are one if what the kernel computes instead is the same for some tensor."""
+
+import json
+from typing import Any
+
+import pytest
+
+from strategies.case import Case
+from tests.harness.bugs.attribution import FailingExample
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.failure import Failure
+from tests.harness.certificates.certified import are_one, explained_by
+from tests.harness.verdict import Finding
+
+
+def bug(*records: tuple[str, list[str], dict[str, Any]]) -> Bug:
+    told = tuple(json.dumps(x) for x in records)
+    finding = Finding(claim="dq is right", kind="error", tensor="dq", certificate="x", alternatives=told)
+    return Bug(
+        Failure("mine:attention", (), "backward", Case(), kernel="attention", finding=finding, environment={})
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (("no_delta", ["dq", "dk"], {}), ("no_delta", ["dq"], {}), True),
+        (("no_delta", ["dq"], {}), ("no_delta", ["dk"], {}), False),
+        (("delta_times", ["dq"], {"value": 1.0100001}), ("delta_times", ["dq"], {"value": 1.0099}), True),
+        (("delta_times", ["dq"], {"value": 1.01}), ("delta_times", ["dq"], {"value": 1.5}), False),
+        (("lone_row_lost", ["dk"], {"tile": 64}), ("lone_row_lost", ["dk"], {"tile": 32}), True),
+    ],
+)
+def test_certificates_are_compared_tensor_by_tensor(one: Any, other: Any, same: bool) -> None:
+    assert are_one(bug(one), bug(other)) is same
+
+
+def test_bugs_without_a_certificate_are_not_compared() -> None:
+    assert not are_one(bug(), bug())
+
+
+class Answers:
+    """Runs that hold for the certificates that are told."""
+
+    def __init__(self, *held: tuple[str, ...]) -> None:
+        self.held = held
+
+    def holds_as(self, law: str, case: Case, ignored: frozenset[str], alternatives: tuple[str, ...]) -> bool:
+        return tuple(json.loads(x)[0] for x in alternatives) in self.held
+
+
+def test_a_failure_is_explained_by_one_bug_or_by_all_together() -> None:
+    first, second, unknown = bug(("no_delta", ["dq"], {})), bug(("no_mask", ["out"], {})), bug()
+    known = [first, second, unknown]
+    broken = FailingExample("backward", Case(), first.failure.finding)
+    assert explained_by(broken, known, Answers(("no_mask",))) == [second]  # type: ignore[arg-type]
+    assert explained_by(broken, known, Answers(("no_delta", "no_mask"))) == [first, second]  # type: ignore[arg-type]
+    assert explained_by(broken, known, Answers()) == []  # type: ignore[arg-type]
+
+
+def test_a_crash_is_explained_by_no_certificate() -> None:
+    known, died = [bug(("no_delta", ["dq"], {}))], Finding(claim="it runs", kind="died")
+    assert explained_by(FailingExample("forward", Case(), died), known, Answers(("no_delta",))) == []  # type: ignore[arg-type]
