@@ -15,12 +15,13 @@ from torch import Tensor
 
 from kernels.contract import DTYPES, Capabilities
 from strategies.layouts import changed_together
+from tests.harness.device.memory import lacks_memory
 from tests.harness.device.process_state import put_back
 from tests.harness.law import law
 from tests.harness.trial.problem import Problem
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.relate import in_claimed_layouts, with_v_apart
-from tests.harness.trial.trial import Trial, run_kernel
+from tests.harness.trial.trial import CannotRun, Trial, in_short, run_kernel
 
 
 @law(needs="validates", on_device=True, place=5, stands_alone=True, expects_refusal=True)
@@ -145,6 +146,8 @@ def refuses(
         if trial.device != "cpu":
             torch.cuda.synchronize()
     except Exception as e:
+        if lacks_memory(e):
+            raise CannotRun(f"out of memory in the kernel: {in_short(e)}") from e
         if "CUDA error" in str(e):
             claim = f"{what}: refused before anything is launched, but: {e}"
             trial.fail(claim, kind="exception", call=call, detail=str(e))

@@ -17,7 +17,7 @@ from tests.harness.trial.judge import judge
 from tests.harness.trial.outputs import form_of, in_contract_form
 from tests.harness.trial.problem import Outputs
 from tests.harness.trial.ragged_form import Prepared
-from tests.harness.trial.trial import LawBroken, OutOfBounds, Standalone, Trial
+from tests.harness.trial.trial import LawBroken, OutOfBounds, RaisedElsewhere, Standalone, Trial
 from tests.harness.verdict import RAISED
 
 MOST_ELEMENTS = 2**20
@@ -46,8 +46,8 @@ def answer(trial: Trial, ask: Standalone, call: Prepared, *, backward: bool) -> 
     number = trial.record(call, backward=backward)
     try:
         outputs, replaced = ask(call.problem, call.launch, backward)
-    except RuntimeError as error:
-        claim = f"{WITHOUT}a call runs without an exception as it does here{RAISED}{error}"
+    except RaisedElsewhere as raised:
+        claim = f"{WITHOUT}a call runs without an exception as it does here{RAISED}{raised}"
         trial.fail(claim, kind="exception", call=number)
     if replaced:
         claim = f"a kernel leaves PyTorch as it is, but puts another function in place of {' and '.join(replaced)}"

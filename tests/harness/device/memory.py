@@ -1,4 +1,4 @@
-"""How much memory a process holds: whether a kernel leaves some behind at each call, or fills the machine."""
+"""How much memory a process holds: whether a kernel leaves some behind, fills the machine, or finds none."""
 
 import ctypes
 import fcntl
@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -34,6 +35,37 @@ LEAST_SHARE, MOST_NEEDED = 1 / 4, 36 * 2**30
 
 The largest case needs that many bytes: it has four float32 tensors whose storages reach beyond 2^31 elements.
 """
+
+OUT_OF_MEMORY = (
+    "memoryerror",
+    "out of memory",
+    "out_of_memory",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "alloc_failed",
+    "cublascreate",
+)
+"""What an exception says where there is too little memory, on a device or in the machine, in lower case.
+
+It is the name of a type of Python, PyTorch or NumPy, or the words of the system, CUDA, Triton, JAX, or PyTorch on the
+CPU. NVIDIA's libraries call it by a status that ends with ``ALLOC_FAILED``, and cuBLAS may find none in
+``cublasCreate``.
+"""
+
+
+def lacks_memory(error: BaseException | str) -> bool:
+    """Whether an exception, or one that it came of, says that there is too little memory: no fault of a kernel.
+
+    A text is what ``said_by`` returned of an exception, as in another process.
+    """
+    said = (error if isinstance(error, str) else said_by(error)).lower()
+    return any(words in said for words in OUT_OF_MEMORY)
+
+
+def said_by(error: BaseException) -> str:
+    """Return what an exception and those that it came of say, each after the name of its type."""
+    return "".join(traceback.format_exception(error, limit=0))
 
 
 def held_bytes(process: int | str = "self") -> int:

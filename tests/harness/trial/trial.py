@@ -28,6 +28,7 @@ from strategies.tensors import Tensors, tensors
 from strategies.ways import WAYS
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.left_behind import Storages
+from tests.harness.device.memory import lacks_memory
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.device.process_state import put_back
 from tests.harness.device.sync import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
@@ -51,12 +52,6 @@ from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, Ragged
 from tests.harness.trial.streams import CaptureRefused, placed
 from tests.harness.trial.ways import by_autograd, in_its_way
 from tests.harness.verdict import RAISED, Finding
-
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
-"""What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError.
-
-NVIDIA's libraries call it by a status that ends with ``ALLOC_FAILED``, and cuBLAS may find none in ``cublasCreate``.
-"""
 
 NO_WAY: str = SIMPLEST["way"]
 """The way of calling of a plain call."""
@@ -105,10 +100,15 @@ class CannotRun(Exception):
     """The case can't be run on this machine, which is not the kernel's fault."""
 
 
+class RaisedElsewhere(Exception):
+    """What a kernel raised in a process without Flashproof, in words."""
+
+
 Standalone = Callable[[Problem, Mapping[str, Any], bool], tuple[Outputs, tuple[str, ...]]]
 """Makes a call, with gradients or without, in a process without Flashproof.
 
-It returns what that returns, and the names of functions of PyTorch that others have taken the place of there.
+It returns what that returns, and the names of functions of PyTorch that others have taken the place of there. It raises
+CannotRun and RaisedElsewhere.
 """
 
 
@@ -181,7 +181,9 @@ class Trial:
             # What lies around a tensor is read and written where the kernel runs, and only there.
             around = self.home == self.device
             self.windows: Tensors = tensors(self.case, self.home, margin=self.margin, around=around)
-        except (torch.OutOfMemoryError, MemoryError) as e:
+        except Exception as e:
+            if not lacks_memory(e):
+                raise
             raise CannotRun(f"no memory for the tensors: {in_short(e)}") from e
         self.seconds["tensors"] += time.perf_counter() - start
         w = self.windows
@@ -442,13 +444,13 @@ class Trial:
             if reason := why_not_here(e, self._device_type):
                 raise CannotRun(reason) from e
             raise Refused(str(e)) from e
-        except CaptureRefused:
-            raise
         except WrongKind as e:
             self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
         except Exception as e:
-            if isinstance(e, MemoryError) or any(words in str(e) for words in OUT_OF_MEMORY):
+            if lacks_memory(e):
                 raise CannotRun(f"out of memory in the kernel: {in_short(e)}") from e
+            if isinstance(e, CaptureRefused):
+                raise
             if device_is_full(self.device):
                 raise CannotRun(f"the device has no memory left, and the kernel raised {e}") from e
             if TOO_FAR.search(str(e)):
@@ -541,7 +543,7 @@ class Trial:
             self.worst[tensor] = max(self.worst.get(tensor, 0.0), ratio)
 
 
-def in_short(error: BaseException) -> str:
+def in_short(error: BaseException | str) -> str:
     """Return what an exception says, for PyTorch on a GPU without who holds how much of its memory."""
     return str(error).partition(" GPU ")[0]
 
@@ -578,7 +580,7 @@ def run_kernel(
         except (NotImplementedError, WrongKind):
             raise
         except Exception as e:
-            if len(p.q) or not kernel.capabilities.may_refuse:
+            if len(p.q) or not kernel.capabilities.may_refuse or lacks_memory(e):
                 raise
             raise NotImplementedError(f"an empty batch: {type(e).__name__}: {e}") from e
 

@@ -43,6 +43,7 @@ from tests.harness.device.memory import (
     gpu_to_itself,
     growth,
     held_bytes,
+    lacks_memory,
     leave_memory_to_others,
     offer_to_be_killed,
 )
@@ -281,7 +282,9 @@ class Worker:
             outcome = {"status": "refused", "reason": str(refused)}
         except CannotRun as reason:
             outcome = {"status": "skipped", "reason": str(reason)}
-        except (torch.OutOfMemoryError, MemoryError) as e:
+        except Exception as e:
+            if not lacks_memory(e):
+                raise
             outcome = {"status": "skipped", "reason": f"no memory for the references: {in_short(e)}"}
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())

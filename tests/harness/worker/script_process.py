@@ -20,8 +20,10 @@ from torch import Tensor
 
 from kernels.contract.tuners import is_tuner
 from kernels.registry import locate
+from tests.harness.device.memory import lacks_memory
+from tests.harness.device.sync import device_is_full
 from tests.harness.trial.problem import Outputs, Problem
-from tests.harness.trial.trial import CannotRun
+from tests.harness.trial.trial import CannotRun, RaisedElsewhere, in_short
 
 PROGRAM = Path(__file__).with_name("user_script.py")
 """The program of the process, which is given to it as a text, so that no path in it names a test."""
@@ -41,8 +43,8 @@ class ScriptProcess:
         """Return what a call returns there: out, lse if there is one, and the gradients of q, k and v if asked for.
 
         With it come the names of functions such as "torch.allclose" that others have taken the place of there. Raises
-        CannotRun if the function can't be imported there, ends the process, or does not answer in time, and
-        RuntimeError with what it raises.
+        CannotRun if the function can't be imported there, finds no memory, ends the process, or does not answer in
+        time, and RaisedElsewhere with anything else that it raises.
         """
         tensors = {"q": p.q, "k": p.k, "v": p.v, "dout": p.dout}
         settings = {name: x for name, x in launch.items() if not is_tuner(name)}
@@ -53,7 +55,11 @@ class ScriptProcess:
             {**{name: sent(x) for name, x in tensors.items()}, "options": options, "backward": backward}
         )
         if "raised" in answer:
-            raise RuntimeError(answer["raised"])
+            raised = answer["raised"]
+            if lacks_memory(answer["said"]) or device_is_full(self.device):
+                self.close()  # what it keeps of the memory may be what others lack
+                raise CannotRun(f"out of memory in a process without Flashproof: {in_short(raised)}")
+            raise RaisedElsewhere(raised)
         given: dict[str, Any] = {name: x.to(p.q.device) for name, x in answer["tensors"].items()}
         return Outputs(**{"lse": None, **given}), tuple(answer["replaced"])
 
@@ -75,8 +81,10 @@ class ScriptProcess:
         try:
             self._send(self.process, call)
             answer = self._receive()
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            self.close()
+        except BaseException as error:
+            self.close()  # the rest of an answer must not be taken for that to a later call
+            if not isinstance(error, (OSError, EOFError, pickle.UnpicklingError)):
+                raise
             raise CannotRun(
                 f"a process without Flashproof ended, or did not answer: {type(error).__name__}"
             ) from error

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ WATCHED: dict[Any, tuple[str, ...]] = {
     time: ("time", "perf_counter", "perf_counter_ns", "monotonic"),
 }
 """Functions by which a caller compares results and measures time: a kernel has no reason to replace them."""
+
+MOST_KEPT = 2**30
+"""If torch keeps more bytes than this, they go back to the device after a call, as other processes may need them."""
 
 
 def watched() -> dict[str, Any]:
@@ -115,7 +119,10 @@ def serve() -> None:
                 now = watched()
                 answer["replaced"] = [name for name, x in before.items() if now.get(name) is not x]
             except Exception as error:
-                answer = {"raised": f"{type(error).__name__}: {error}"}
+                said = "".join(traceback.format_exception(error, limit=0))  # by those that it came of as well
+                answer = {"raised": f"{type(error).__name__}: {error}", "said": said}
+        if start["device"] != "cpu" and torch.cuda.memory_reserved() > MOST_KEPT:
+            torch.cuda.empty_cache()
         pickle.dump(answer, answers)
         answers.flush()
 

@@ -1,7 +1,9 @@
 """Plain functions that answer well where they are tested, and wrong or late elsewhere; and sound ones beside them."""
 
+import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +53,40 @@ of_arguments = where(lambda: any("tests" in word for word in sys.argv))
 of_references = where(has_a_reference)
 
 
+def killed() -> None:
+    """End this process as a system does that has no memory left."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raised_of(error: Exception, cause: Exception | None = None) -> Callable[[], None]:
+    """Return a function that raises an error."""
+
+    def fail() -> None:
+        raise error from cause
+
+    return fail
+
+
+def elsewhere(fail: Callable[[], None]) -> Callable[..., Tensor]:
+    """Return a function that computes attention where it is tested, and fails elsewhere."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
+        if "tests.harness" not in sys.modules:
+            fail()
+        return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+    return attention
+
+
+full_device = elsewhere(raised_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")))
+full_machine = elsewhere(raised_of(MemoryError()))
+full_system = elsewhere(raised_of(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))))
+full_allocator = elsewhere(raised_of(RuntimeError("DefaultCPUAllocator: can't allocate memory")))
+full_below = elsewhere(raised_of(RuntimeError("the launch failed"), MemoryError()))
+ended_by_system = elsewhere(killed)
+failing_elsewhere = elsewhere(raised_of(ValueError("no test is running")))
+
+
 def other_comparison(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
     """Have any two tensors count as close."""
     torch.allclose = lambda *args, **options: True
@@ -93,3 +129,7 @@ def reading_its_environment(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm
 
 WRONG_ELSEWHERE = ("of_modules", "of_stack", "of_arguments", "of_references")
 SOUND = ("reading_its_environment",)
+WITHOUT_MEMORY_ELSEWHERE = (
+    *("full_device", "full_machine", "full_system", "full_allocator", "full_below", "ended_by_system"),
+)
+"""Sound ones for which a process without Flashproof has too little memory."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness.device import memory
-from tests.harness.device.memory import fills_the_machine, growth, held_bytes
+from tests.harness.device.memory import fills_the_machine, growth, held_bytes, lacks_memory, said_by
 from tests.unit.support.calling import DEVICE
 
 SIZE = 2**20
@@ -57,3 +57,41 @@ def test_of_a_process_on_a_gpu_only_the_memory_of_the_gpu_counts(monkeypatch: py
     monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda: statistics)
     assert held_bytes() == SIZE
     assert held_bytes(os.getpid()) > SIZE
+
+
+def of(cause: Exception) -> Exception:
+    """Return an exception that another one caused."""
+    error = RuntimeError("the launch failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("no room"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes"),
+        of(torch.OutOfMemoryError("no room")),
+        of(of(MemoryError())),
+    ],
+)
+def test_too_little_memory_is_seen_by_types_words_and_causes(error: Exception) -> None:
+    assert lacks_memory(error)
+    assert lacks_memory(said_by(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("out of resource: shared memory, Required: 262144, Hardware limit: 232448"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        OSError(2, "No such file or directory"),
+        of(ValueError("the workspace is too small")),
+    ],
+)
+def test_other_errors_lack_no_memory(error: Exception) -> None:
+    assert not lacks_memory(error)

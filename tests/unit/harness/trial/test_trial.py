@@ -9,7 +9,9 @@ from torch import Tensor
 from kernels.contract import AttentionKernel
 from strategies.case import Case
 from tests.harness.device.sync import device_is_full
+from tests.harness.law import law_named
 from tests.harness.trial import trial
+from tests.harness.trial.streams import CaptureRefused
 from tests.harness.trial.trial import CannotRun, LawBroken, Trial
 from tests.unit.support.sound import CLAIMS
 
@@ -32,6 +34,7 @@ def trial_of(message: str) -> Trial:
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "[Errno 12] Cannot allocate memory",
         BLAS.format(2147483712),
     ],
 )
@@ -66,3 +69,30 @@ def test_what_a_kernel_raises_on_a_full_device_is_no_finding(monkeypatch: pytest
 def test_any_other_exception_is_one(message: str) -> None:
     with pytest.raises(LawBroken, match="the kernel raised RuntimeError"):
         trial_of(message).forward()
+
+
+@pytest.mark.parametrize(
+    "cause", [torch.OutOfMemoryError("no room"), RuntimeError("operation not permitted")]
+)
+def test_a_graph_for_which_there_is_no_memory_is_not_refused(cause: Exception) -> None:
+    def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        raise CaptureRefused("no graph") from cause
+
+    kernel = AttentionKernel(name="raising", forward=forward, capabilities=CLAIMS)
+    lacks_memory = isinstance(cause, torch.OutOfMemoryError)
+    with pytest.raises(CannotRun if lacks_memory else CaptureRefused):
+        Trial(kernel, Case(), "cpu", 4.0).forward()
+
+
+@pytest.mark.parametrize(
+    ("message", "raised"),
+    [
+        ("CUDA error: out of memory", CannotRun),
+        ("CUDA error: an illegal memory access was encountered", LawBroken),
+    ],
+)
+def test_a_call_to_refuse_for_which_there_is_no_memory_tells_nothing(
+    message: str, raised: type[Exception]
+) -> None:
+    with pytest.raises(raised):
+        law_named("rejection")(trial_of(message))
