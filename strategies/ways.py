@@ -23,6 +23,7 @@ class Way:
         option: the field of a case that has to say something for this way, such as ``bias``; "" for none.
         layouts: the layouts of which one has to be claimed, as tensors that autograd or PyTorch makes have it; none if
             any will do.
+        calls_again: whether a forward or a backward of the kernel is called more than once.
         may_be_refused: whether an error is a refusal of this way. If not, it is one of a call that is claimed.
     """
 
@@ -33,6 +34,7 @@ class Way:
     needs: str = ""
     option: str = ""
     layouts: tuple[str, ...] = ()
+    calls_again: bool = False
     may_be_refused: bool = True
 
 
@@ -57,8 +59,8 @@ WAYS: Mapping[str, Way] = {
         option="sinks",
         may_be_refused=False,
     ),
-    "two_forwards": Way(told="another forward before the backward", may_be_refused=False),
-    "second_backward": Way(told="a second backward of one forward"),
+    "two_forwards": Way(told="another forward before the backward", calls_again=True, may_be_refused=False),
+    "second_backward": Way(told="a second backward of one forward", calls_again=True),
     "dout_of_sum": Way(told="the dout of out.sum(), whose strides are 0"),
     "dout_transposed": Way(told="a dout that is transposed"),
     "dout_strided": Way(told="a dout whose last stride is 2"),
@@ -67,7 +69,7 @@ WAYS: Mapping[str, Way] = {
     ),
     "inference_mode": Way(told="torch.inference_mode", has_gradients=False, by_autograd=False),
     "autocast": Way(told="torch.autocast", by_autograd=False),
-    "checkpoint": Way(told="activation checkpointing"),
+    "checkpoint": Way(told="activation checkpointing", calls_again=True),
     "vmap": Way(told="torch.func.vmap", has_gradients=False, by_autograd=False, layouts=("contiguous",)),
     THROUGH_LSE: Way(told="a gradient through lse", needs="lse_gradient", may_be_refused=False),
     "out_overwritten": Way(told="out written to in place before the backward"),

@@ -14,6 +14,8 @@ NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
 INTERMITTENT = "intermittent"
 """The kind of a finding that comes and goes: the same case sometimes holds."""
+AFTER_OTHERS = "after others"
+"""The kind of a finding that a case shows after other calls of its process, and never in the first call of one."""
 MEMORY = "memory"
 """The kind of a finding that memory was touched which a call has to leave alone."""
 RAISED = ", but the kernel raised "
@@ -54,7 +56,8 @@ class Finding:
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
             (shape, dtype), "memory", "accepted" (should have been refused), "leak" (of memory), "died", "hung",
             "state" (something is left behind in the process), "sanitizer" (a tool such as memcheck reports an error),
-            or "intermittent": any of these that the same case does not show on every run, as after a race.
+            "intermittent": any of these that the same case does not show on every run, as after a race, or "after
+            others": any of these that it shows only after other calls, of which nobody knows which ones it needs.
         tensor: which output (or input) is wrong; "" if none is. Of several wrong ones it is the one with the largest
             ratio, and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
@@ -190,6 +193,11 @@ class Finding:
         if self.kind == "exception":
             return (self.kind, self.claim.partition(":")[0])
         return (self.kind, self.tensor)
+
+    @property
+    def symptom(self) -> tuple[Any, ...]:
+        """Return what failures that may be one bug hardly ever differ in: tensor, kind, and what is done to NaN."""
+        return self.tensor, self.signature, self.of_nan
 
     def is_akin(self, other: "Finding") -> bool:
         """Whether one bug may have caused both, by what they have in common.

@@ -16,7 +16,7 @@ from tests.harness.device.sync import IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.run import Run, read
-from tests.harness.running.child import KILLED, Child, HarnessError
+from tests.harness.running.child import KILLED, Child, HarnessError, environment_of
 from tests.harness.running.exits import KEPT_BYTES, Tail
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.session.subject import Subject, TimeUp
@@ -149,6 +149,33 @@ class TestChild:
         verdict = Child("cpu").run(Run(f"{TOYS}:sound", (), "forward", CASE), lambda: None)
         told = "no process can be started: MemoryError: no memory is left"
         assert (verdict.status, verdict.reason, len(started)) == ("skipped", told, 2)
+
+    def test_where_a_process_can_not_be_copied_the_next_one_is_started_ahead(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tests.harness.running.child.seen_by_child", lambda device: "cpu")
+        monkeypatch.setattr(
+            "tests.harness.running.child.environment_of", lambda device: environment_of("cpu")
+        )
+        child, spec = Child("cuda:0"), f"{TOYS}:keeping_the_longest"
+        short, long = (replace(CASE, seqlen_k=x, causal=True) for x in (5, 9))
+
+        def statuses() -> list[str]:
+            return [
+                child.run(Run(spec, (), "forward", case), lambda: None).status
+                for case in (long, short, short)
+            ]
+
+        assert (statuses(), child.spare) == (["held", "broken", "broken"], None)
+        child.stateful.add(spec)
+        assert statuses() == ["held", "held", "held"]
+        ahead = child.spare
+        assert ahead is not None
+        child.run(Run(spec, (), "forward", long), lambda: None)
+        assert child.process is ahead
+        assert child.spare is not None
+        child.spare.kill()
+        child.close()
 
     def test_a_crash_tells_where_the_kernel_was(self, child: Child) -> None:
         finding = child.run(Run(f"{TOYS}:crashing", (), "forward", CASE), lambda: None).finding

@@ -1,5 +1,6 @@
 """Failures that come and go: they are told as such, with their rate, once, and without a search for what they need."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,8 +10,7 @@ from tests.harness.bugs.bug import Occurrences
 from tests.harness.bugs.failure import headline
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.diagnosis import triage
-from tests.harness.diagnosis.reruns import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
-from tests.harness.diagnosis.triage import Triage
+from tests.harness.diagnosis.reruns import FIRST_CALL, REPEATS, RIGHT_ALONE, rate
 from tests.harness.law import law_named
 from tests.harness.report.conclusion import DistinctBug
 from tests.harness.run import Run
@@ -145,14 +145,31 @@ class TestAfterOtherCalls:
         for case in (self.LONG, self.SHORT):
             subject.check(law_named("forward"), case)
         (bug,) = subject.known.bugs.values()
-        assert bug.failure.finding.kind == "intermittent"
-        assert bug.failure.explanation.sentences == (AFTER_OTHERS,)
-        assert dict(DistinctBug(bug, Occurrences()).facts())["rate"].endswith(f"; {AFTER_OTHERS}")
+        assert (bug.failure.finding.kind, bug.failure.finding.rate) == ("after others", ())
+        assert headline(bug.failure).endswith("out keeps state (float32)")
+        assert dict(DistinctBug(bug, Occurrences()).facts())["instead"] == RIGHT_ALONE
         assert bug.failure.case == self.SHORT
         assert not (report_of(subject) / "repro.py").exists()
         subject.check(law_named("forward"), self.UNMASKED)
         _, other = subject.known.bugs.values()
         assert [(need.name, need.holds) for need in other.needs if need.is_telling] == [("causal", (True,))]
+        child.close()
+
+    def test_where_no_process_can_be_copied_one_bug_is_told_with_the_calls_that_it_needs(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Runs, "has_quick_copies", False)  # as on a GPU
+        subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
+        info = subject.info  # without a causal mask it is wrong by itself
+        subject.runs.info = replace(info, capabilities=replace(info.capabilities, causal=(True,)))
+        cases = (self.LONG, self.SHORT, self.LONG, replace(self.SHORT, seqlen_k=4))
+        for law, case in itertools.product(("forward", "backward"), cases):
+            subject.check(law_named(law), case)
+        (bug,) = subject.known.bugs.values()
+        assert (bug.failure.law, bug.failure.case.earlier) == ("sequences", ("longer",))
+        assert [need.name for need in bug.needs] == ["earlier"]
+        assert subject.known.seen[bug.key].total == subject.tally.broken
+        assert not subject.runs.in_copies
         child.close()
 
     @pytest.mark.nightly
@@ -171,16 +188,15 @@ class TestAfterOtherCalls:
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(triage, "as_sequence", lambda broken, runs: None)
-        monkeypatch.setattr(Triage, "_may_be_misled", lambda self: False)  # as on a GPU
-        monkeypatch.setattr(Runs, "go_on_in_copies", lambda self: None)
+        monkeypatch.setattr(Runs, "has_quick_copies", False)  # as on a GPU
         subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
         info = subject.info  # without a causal mask it is wrong by itself
         subject.runs.info = replace(info, capabilities=replace(info.capabilities, causal=(True,)))
         for case in (self.LONG, self.SHORT, self.LONG, replace(self.SHORT, seqlen_k=4)):
             subject.check(law_named("forward"), case)
         (bug,) = subject.known.bugs.values()
-        assert bug.failure.finding.kind == "intermittent"
-        assert AFTER_OTHERS in (report_of(subject) / "report.md").read_text()
+        assert bug.failure.finding.kind == "after others"
+        assert RIGHT_ALONE in (report_of(subject) / "report.md").read_text()
         assert bug.failure.case == self.SHORT
         assert subject.known.seen[bug.key].total == 2
         child.close()

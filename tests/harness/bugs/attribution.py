@@ -44,6 +44,7 @@ class FailingExample:
     """A law that fails on a case. The tensors in ``ignored`` were not judged.
 
     ``sizes`` are the sizes, options and layouts of calls that differ from those of the case: see ``Trial.sizes``.
+    ``is_alone`` says that the case was run in a process of its own, so that it owes nothing to calls of other cases.
     """
 
     law: str
@@ -51,12 +52,12 @@ class FailingExample:
     finding: Finding
     ignored: frozenset[str] = frozenset()
     sizes: tuple[Mapping[str, Any], ...] = ()
+    is_alone: bool = False
 
 
 def of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:
     """Return one failure, the last, of each tensor and kind of error; failures that agree in these may be one bug."""
-    found = ((broken.finding, broken) for broken in waiting)
-    return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())
+    return list({broken.finding.symptom: broken for broken in waiting}.values())
 
 
 @dataclass

@@ -27,7 +27,7 @@ from tests.harness.bugs.failure import OF_MEMORY, Explanation, Failure
 from tests.harness.law import law_named
 from tests.harness.run import run_of
 from tests.harness.symptoms import are_kindred, is_flushed, is_small, wrong_tensors
-from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
+from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
 """A length below this is not taken for the rows of a tile."""
@@ -346,20 +346,39 @@ class Bug:
     @property
     def keeps_state(self) -> bool:
         """Whether it needs earlier calls, which its case has, or makes repeated calls differ in every case."""
-        return self.needs_earlier_calls or "repeats" in self.always_differs_between
+        return self.needs_other_calls or "repeats" in self.always_differs_between
 
     @property
     def needs_earlier_calls(self) -> bool:
         """Whether it was found by a law that makes earlier calls, and its case has some."""
         return law_named(self.failure.law).has_earlier_calls and bool(self.failure.case.earlier)
 
+    @property
+    def needs_other_calls(self) -> bool:
+        """Whether it shows after other calls alone: earlier ones of its case, or any that its process had answered."""
+        return self.needs_earlier_calls or self.failure.finding.kind == AFTER_OTHERS
+
+    def may_spoil_later(self, finding: Finding) -> bool:
+        """Whether what it keeps from call to call may have made numbers wrong that are right in a new process.
+
+        What is kept of a forward spoils the gradients too, and what is kept of a backward spoils these alone.
+        """
+        are_numbers = finding.kind in (*NUMBERS, AFTER_OTHERS) and finding.actual is not None
+        spoils_forward, is_of_forward = (
+            not {"out", "lse"}.isdisjoint(x) for x in (self.tensors, wrong_tensors(finding))
+        )
+        return self.needs_other_calls and are_numbers and (spoils_forward or not is_of_forward)
+
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
 
         What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So a
         failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and, unless it
-        needs earlier calls, the case meets its conditions.
+        needs earlier calls, the case meets its conditions. One that shows after other calls alone is this bug if it
+        needs such calls too, and may spoil its tensors.
         """
+        if other.failure.finding.kind == AFTER_OTHERS:
+            return self.may_spoil_later(other.failure.finding)
         if self.keeps_state and (other.keeps_state or other.always_differs_between):
             return self.is_kin(other) or "repeats" in self.always_differs_between
         theirs = other.failure.finding
@@ -499,30 +518,6 @@ def in_parts(bug: Bug) -> Bug:
     """
     needs = tuple(need for need in bug.needs if not need.is_of_parts)
     return replace(bug, needs=needs or bug.needs)
-
-
-def met_again(known: Bug, again: Bug) -> Bug:
-    """Return a known bug after it was found again, with the tensors of both finds.
-
-    Which conditions are left:
-
-    1. Those that are confirmed or that the second case meets.
-    2. For a rounding error, also the one on the dtype: other dtypes show it with some numbers alone.
-    3. If none is left, those on lengths, as long as some length holds: a bug without conditions would explain any
-       failure in its tensors.
-    4. If none is left and some ordinary cases do not show the bug, all that it had.
-    """
-    case = again.failure.case
-    needs = [need for need in known.needs if need.is_certain or need.is_met(case)]
-    if is_small(known.failure.finding):
-        of_dtype = (need for need in known.needs if need.name == "dtype" and need not in needs)
-        needs += [x if is_small(again.failure.finding) else x.seen_with(case.dtype) for x in of_dtype]
-    if not needs:
-        lengths = [need for need in known.needs if need.name in LENGTHS]
-        needs = [need.seen_with(value_of(case, need.name)) for need in lengths]
-    kept = tuple(need for need in needs if need.name not in (*LENGTHS, "dtype") or any(need.holds))
-    hides = known.severity.shown < known.severity.tried
-    return replace(with_tensors(known, again.tensors), needs=kept or (known.needs if hides else ()))
 
 
 def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:

@@ -12,9 +12,18 @@ from functools import partial
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case, Spike
-from strategies.features import LENGTHS, SCORES, UNEQUAL, VALUES_OF, feature, laid_out, with_no_more_than
+from strategies.features import (
+    LENGTHS,
+    SCORES,
+    UNEQUAL,
+    VALUES_OF,
+    feature,
+    laid_out,
+    value_of,
+    with_no_more_than,
+)
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_of_other_scores
-from tests.harness.bugs.bug import ENOUGH, Bug, Condition, Occurrences
+from tests.harness.bugs.bug import ENOUGH, Bug, Condition, Occurrences, with_tensors
 from tests.harness.bugs.counterfactuals import counterfactuals, is_needed, may_be_present
 from tests.harness.bugs.dense import are_apart, show_at_same_lengths, symptoms_on_dense_case
 from tests.harness.bugs.restatement import restate_by_basic_law
@@ -197,7 +206,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
 
     The first rule that applies decides. Examples are of two bugs A and B.
 
-    1. Duplicates: both need huge strides, or one makes repeated calls differ and the other comes and goes.
+    1. Duplicates: both need huge strides, or one makes repeated calls differ and the other comes and goes, or one keeps
+       state that may spoil what the other was found by, whose smallest case holds: it was met after other calls.
     2. Distinct: only one needs the arguments of its law, such as tables of angles.
     3. Duplicates: A rounds most ordinary cases to float16, and B is an overflow of float16.
     4. Duplicates: both are rounding errors that no ordinary case shows, or that are the last bits of two calls which
@@ -219,9 +229,11 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     """
     if (known.is_huge and bug.is_huge) or known.keeps_state_as(bug) or bug.keeps_state_as(known):
         return True
+    both = ((known, bug), (bug, known))
+    if any(_is_kept_by(one, other, run) for one, other in both):
+        return True
     if known.needs_arguments_of != bug.needs_arguments_of:
         return False
-    both = ((known, bug), (bug, known))
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True
     third = [x for x in others if x.key not in (known.key, bug.key)]
@@ -253,6 +265,40 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both
     )
+
+
+def _is_kept_by(one: Bug, other: Bug, run: Try) -> bool:
+    """Whether ``other`` was met only where an earlier call had left what ``one`` keeps: its smallest case holds."""
+    f, finding = other.failure, other.failure.finding
+    may_be = one.may_spoil_later(finding) and not other.needs_other_calls
+    return may_be and run(f.law, f.case, f.ignored) is None
+
+
+def met_again(known: Bug, again: Bug) -> Bug:
+    """Return a known bug after it was found again, with the tensors of both finds.
+
+    Which conditions are left:
+
+    1. Those that are confirmed or that the second case meets.
+    2. For a rounding error, also the one on the dtype: other dtypes show it with some numbers alone.
+    3. If none is left, those on lengths, as long as some length holds: a bug without conditions would explain any
+       failure in its tensors.
+    4. If none is left and some ordinary cases do not show the bug, all that it had.
+    5. All that it had, if it needs earlier calls and the second case has none: those came from other cases.
+    """
+    case = again.failure.case
+    if known.needs_earlier_calls and not again.needs_earlier_calls:
+        return with_tensors(known, again.tensors)
+    needs = [need for need in known.needs if need.is_certain or need.is_met(case)]
+    if is_small(known.failure.finding):
+        of_dtype = (need for need in known.needs if need.name == "dtype" and need not in needs)
+        needs += [x if is_small(again.failure.finding) else x.seen_with(case.dtype) for x in of_dtype]
+    if not needs:
+        lengths = [need for need in known.needs if need.name in LENGTHS]
+        needs = [need.seen_with(value_of(case, need.name)) for need in lengths]
+    kept = tuple(need for need in needs if need.name not in (*LENGTHS, "dtype") or any(need.holds))
+    hides = known.severity.shown < known.severity.tried
+    return replace(with_tensors(known, again.tensors), needs=kept or (known.needs if hides else ()))
 
 
 def _are_bits_of_one_claim(one: Bug, other: Bug) -> bool:

@@ -11,7 +11,7 @@ from strategies.case import DECLARED, Case
 from strategies.features import UNEQUAL
 from tests.harness.law import law_named
 from tests.harness.run import Run
-from tests.harness.verdict import INTERMITTENT, LEAK, LEAVES, SANITIZER, STATE, Finding
+from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, LEAK, LEAVES, SANITIZER, STATE, Finding
 
 COMES_AND_GOES = "the same case does not fail on every run"
 
@@ -170,8 +170,8 @@ def symptom(failure: Failure) -> str:
         return f"{failure.sanitizer} reports an error"
     if f.kind == STATE:
         return f"a call leaves {f.claim.removeprefix(LEAVES)}"
-    if failure.case.earlier and law_named(failure.law).has_earlier_calls:
-        return f"{f.tensor} keeps state" if f.tensor else f"{f.kind} after other calls"
+    if f.kind == AFTER_OTHERS or (failure.case.earlier and law_named(failure.law).has_earlier_calls):
+        return f"{f.tensor} keeps state" if f.tensor else "it fails after other calls"
     if f.kind == "nonfinite":
         return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
     return f"{f.tensor} is wrong" if f.tensor else f.kind

@@ -102,7 +102,7 @@ class Investigation:
         self.known.write_first(self.failure)
         prepare(self.runs.child.device)
         self.cases.keep([(drawn.law, drawn.case)])
-        gently = self.failure.finding.ends_process
+        gently = self.is_slow
         if shrink and not gently:
             self.lighten()
             self.diagnose()
@@ -139,6 +139,11 @@ class Investigation:
             if finding and finding.tensor == failure.finding.tensor and not self.is_misled:
                 return replace(failure, finding=finding.with_nan_of(failure.finding))
         return failure
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether each run takes a new process, which takes seconds to start, so that few are made."""
+        return self.failure.finding.ends_process or self.runs.is_slow
 
     @property
     def as_it_is(self) -> Bug:
@@ -358,11 +363,17 @@ class Investigation:
         return [bug for bug in self.known.bugs.values() if bug.key != str(self.failure.folder)]
 
     def reduce_gently(self) -> None:
-        """Shrink in few runs, since each failing run ends a process; what can't be simplified becomes a condition."""
-        first = self.failure.case
+        """Shrink in few runs, since each takes a process; what can't be simplified becomes a condition."""
+        drawn = self.failure.case
         fails = partial(self.fails_alike, self.runs.clock.meter(self.shrinking.seconds, RUNS))
         with suppress(BudgetSpent):
-            for _, needs in shrunk_in_few_runs(first, fails, self.runs.info.capabilities):
+            if self.needs_earlier_calls:
+                once = (replace(drawn, earlier=(kind,), rounds=1) for kind in drawn.earlier)
+                any(fails(case) for case in once if case != drawn)  # the first that fails becomes the case
+                self.needs = (Condition("earlier", (self.failure.case.earlier,), ((),)),)
+                self.known.announce(self.as_it_is)
+            case, claims = self.failure.case, self.runs.info.capabilities
+            for _, needs in shrunk_in_few_runs(case, fails, claims, self.needs):
                 if needs != self.needs:
                     self.needs = needs
                     self.known.announce(self.as_it_is)
@@ -470,7 +481,7 @@ class Investigation:
         an unconditional bug (``everywhere``), unless a known bug is behind these cases too (``is_hidden_in``).
         """
         mine = bug.failure.finding
-        spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if mine.ends_process else math.inf)
+        spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if self.is_slow else math.inf)
         found = [(case, self.counted(x)) for case, x in found_in_ordinary(bug.failure, self.runs, spend)]
         # A case that fails without numbers, by a crash say, does not show whether numbers would be wrong.
         telling = [(case, x) for case, x in found if not x or not x.hides_numbers or is_in_common(mine, x)]
@@ -484,7 +495,7 @@ class Investigation:
             fewest = min(showing, key=lambda case: case.scores)
             bug = replace(bug, by_numbers=self.is_by_numbers(bug, fewest, spend))
         shown = sum(x is not None and bug.could_break(x) and bug.is_met(case) for case, x in telling)
-        bug = bug if mine.ends_process else with_contrast(bug, telling, self.search, self.counted, spend)
+        bug = bug if self.is_slow else with_contrast(bug, telling, self.search, self.counted, spend)
         missed = sum(not is_not_cured(mine, x) and bug.is_met(case) for case, x in telling)
         return replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
 
@@ -522,7 +533,7 @@ class Investigation:
         varied = [(failure.law, case) for x in failure.explanation.fields for case in x.held]
         ordinary = [ran for ran, finding in self.runs.ordinary.items() if self.counted(finding) is None]
         held = [*self.runs.held, *varied, *ordinary]
-        spend = self.beside_shrinking(0.0 if failure.finding.ends_process else SEVERITY_SECONDS)
+        spend = self.beside_shrinking(0.0 if self.is_slow else SEVERITY_SECONDS)
         failing, holding = [case for _, case in self.cases.shrunk], [case for _, case in held]
         return (
             *offered(bug, self.cases.shrunk, self.runs, spend),

@@ -18,7 +18,7 @@ from tests.harness.report import folder as report
 from tests.harness.report.database import Finds
 from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.report.wording import told
-from tests.harness.verdict import NUMBERS, SANITIZER
+from tests.harness.verdict import NUMBERS, SANITIZER, Finding
 
 MOST_BLAMED = 5
 """After this many failures of one bug, drawn cases are changed so that they do not trigger it."""
@@ -31,6 +31,9 @@ The conditions are too wide then, and another bug may show only in cases that me
 
 MOST_ENDED = 3
 """After a bug without conditions has ended the process this often, no further case is run."""
+
+MOST_NEEDS = 2
+"""The most conditions by which a bug of which only the drawn case is known is distinguished from known bugs."""
 
 
 @dataclass
@@ -145,6 +148,21 @@ class KnownBugs:
         self.learn()  # records of the bug that are still unread would add it again
         self.bugs.pop(bug.key, None)
 
+    def keeping(self, finding: Finding) -> Bug | None:
+        """Return the bug that keeps something from call to call and may have made these numbers wrong, or None.
+
+        One of which it is known what calls it needs comes first.
+        """
+        found = [bug for bug in self.bugs.values() if bug.may_spoil_later(finding)]
+        return min(found, key=lambda bug: not bug.needs_earlier_calls, default=None)
+
+    def blame_keeping(self, broken: FailingExample) -> bool:
+        """Count a failure for the bug that ``keeping`` returns, and say whether there is one."""
+        keeping = self.keeping(broken.finding)
+        if keeping is not None:
+            self.count(keeping, broken.law, broken.case, broken.finding.tensor)
+        return keeping is not None
+
     def ignored(self, case: Case) -> frozenset[str]:
         """Return the tensors that an unconditional bug makes wrong. If they are not judged, other errors show."""
         always = (bug for bug in self.bugs.values() if bug.is_everywhere and bug.is_met(case))
@@ -171,6 +189,17 @@ class KnownBugs:
             return False
         most = MOST_BLAMED_IN_DOUBT if bug.severity.missed else MOST_BLAMED
         return blamed >= most and any(not need.is_numeric for need in bug.needs)
+
+    def tells_apart(self, bug: Bug) -> bool:
+        """Whether a bug's conditions distinguish it from all known bugs that make the same tensors wrong.
+
+        They do if they are few, and on no field that is in a known bug's conditions. Example: this bug has a condition
+        on causal, the known bug on group. This is asked at the end of a run, when only the drawn case is known.
+        """
+        rivals = [x for x in self.bugs.values() if x.could_break(bug.failure.finding)]
+        own = bug.fields_needed
+        few = 0 < len(bug.needs) <= MOST_NEEDS
+        return not rivals or (few and all(own.isdisjoint(x.fields_needed) for x in rivals))
 
     def count(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
         """Count one failing example for a bug. When a law first shows the bug, a message says so."""

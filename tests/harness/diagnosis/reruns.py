@@ -11,18 +11,21 @@ from tempfile import TemporaryDirectory
 
 from strategies.case import Case
 from strategies.earlier import sequences_of
-from tests.harness.bugs.attribution import FailingExample
-from tests.harness.bugs.bug import Condition
+from strategies.features import HUGE, value_of, with_value
+from strategies.ways import WAYS
+from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
+from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Explanation, Failure
+from tests.harness.bugs.restatement import restate_by_basic_law
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.shrink import RUNS, smallest
 from tests.harness.law import law_named, law_of_sequences
-from tests.harness.run import Run
-from tests.harness.running.child import ChildDied, HarnessError, environment_of, seen_by_child
+from tests.harness.run import ALL_DESIGNS, Run
+from tests.harness.running.child import ChildDied, HarnessError, OutOfTime, environment_of, seen_by_child
 from tests.harness.running.exits import Tail
 from tests.harness.running.runs import Runs
 from tests.harness.running.sanitizers import Report, command, environment, failure, reports
-from tests.harness.verdict import LEAK, NUMBERS, Finding
+from tests.harness.verdict import AFTER_OTHERS, LEAK, NUMBERS, Finding
 
 AGAIN = 2
 """A failure that shows in this many further runs is taken to show on every run."""
@@ -30,15 +33,14 @@ REPEATS = 100
 """How often a case is repeated to find the rate of an intermittent failure."""
 REPEAT_SECONDS = 20.0
 """The most seconds for these repeats."""
-AFTER_OTHERS = (
-    "the case fails after other calls in the same process, and holds as the first call of a new one"
-)
+RIGHT_ALONE = "is right as the first call of a process, and wrong after other calls"
+"""What is told of a failure for which no sequence of earlier calls is found that it needs."""
 TRIED_AGAIN = 12
 """How many failing cases of an investigation are run once more, each in a process of its own."""
 SECONDS_FOR_AGAIN = 3.0
 """Seconds for these runs. If they are used up, the remaining cases are not run."""
-SEQUENCE_SECONDS = 20.0
-"""Seconds to find the earlier calls after which a case fails."""
+SEQUENCE_SECONDS, SLOW_SEQUENCE_SECONDS = 20.0, 60.0
+"""Seconds to find the earlier calls after which a case fails: where processes are copies, and where they are not."""
 FIRST_CALL = "the case fails in the first call of a new process, and holds when it is repeated there"
 
 GROWN_BYTES = 2**29
@@ -76,15 +78,16 @@ def fails_again(broken: FailingExample, runs: Runs) -> bool:
     return True
 
 
-def intermittent(failure: Failure, runs: Runs, known_of_it: tuple[str, ...] = ()) -> Failure:
-    """Return an intermittent failure with the rate at which its case fails, and with the sentences ``known_of_it``.
+def intermittent(failure: Failure, runs: Runs) -> Failure:
+    """Return an intermittent failure with the rate at which its case fails.
 
     If no repeat fails but the first call of a new process does, a sentence says so.
     """
     failed, made = rate(lambda: _fails(failure, runs), runs.clock.meter(REPEAT_SECONDS))
+    known_of_it: tuple[str, ...] = ()
     with suppress(BudgetSpent):
         if not failed and fails_anew(failure, runs):
-            known_of_it = (*known_of_it, FIRST_CALL)
+            known_of_it = (FIRST_CALL,)
     finding = replace(failure.finding, rate=(failed, made))
     return replace(failure, finding=finding, explanation=Explanation(known_of_it))
 
@@ -114,25 +117,41 @@ def fails_anew(broken: FailingExample | Failure, runs: Runs) -> bool:
     return _fails(broken, runs) is not False
 
 
+def makes_several_calls(broken: FailingExample) -> bool:
+    """Whether a law calls a kernel more than once, so that a call may be spoilt by one before it in any process."""
+    law, way = law_named(broken.law), WAYS.get(broken.case.way)
+    return bool(law.compares) or (law.has_own_calls and way is not None and way.calls_again)
+
+
+def without_earlier_calls(broken: FailingExample) -> FailingExample:
+    """Return a failure on its case without earlier calls of its own."""
+    return replace(broken, case=replace(broken.case, earlier=(), rounds=1))
+
+
+def right_alone(finding: Finding) -> Finding:
+    """Return the finding of a case that fails after other calls alone, of which it is not known which ones it needs."""
+    return replace(finding, kind=AFTER_OTHERS, certificate=finding.certificate or RIGHT_ALONE)
+
+
 def as_sequence(broken: FailingExample, runs: Runs) -> FailingExample | None:
     """Return a failure on the same case after earlier calls of its own, if it holds as the first call of a process.
 
     A case that has the earlier calls which it needs stays as it is. Each sequence of calls is made in a process of its
     own, and has to fail in several: a race must not be taken for state that is kept. Later cases run in processes of
-    their own if such a sequence is found. None is looked for where they do so already.
+    their own if such a sequence is found. Where they do so already, one is only looked for if the law of the failure
+    makes several calls of its own.
     """
     law, claims = law_of_sequences(), runs.info.capabilities
     own = law_named(broken.law)
     is_plain = not (own.adds_arguments or own.draws.get("nonfinite") or own.expects_refusal)
     is_asked = is_plain and broken.finding.kind in NUMBERS and law.applies_to(claims, broken.case.dtype)
-    if not is_asked or runs.in_copies or (runs.device_type != "cpu" and broken.law == law.name):
+    was_apart = runs.in_copies
+    if not is_asked or (was_apart and (own is law or not own.compares)):
         return None
-    spend = runs.clock.meter(SEQUENCE_SECONDS)
+    spend = runs.clock.meter(SEQUENCE_SECONDS if runs.has_quick_copies else SLOW_SEQUENCE_SECONDS)
 
     def found(case: Case) -> Finding | None:
         spend()
-        if runs.device_type != "cpu":
-            runs.child.close()
         runs.forget()
         return runs.judged(law.name, case, broken.ignored)
 
@@ -145,11 +164,53 @@ def as_sequence(broken: FailingExample, runs: Runs) -> FailingExample | None:
             finding = found(case) if claims.admits(case) else None
             if finding and finding.kind in NUMBERS and all(found(case) for _ in range(AGAIN)):
                 return FailingExample(law.name, case, finding, broken.ignored)
+    if was_apart:
+        return None
     runs.stop_copies()
     with suppress(BudgetSpent):
         for _ in range(1 + AGAIN):  # the process that repeats the case has met it as often as the one before
             _fails(broken, runs)
     return None
+
+
+def with_all_designs(broken: FailingExample, runs: Runs) -> FailingExample:
+    """Return the failure with all less precise designs that explain it, where the search stopped at the first."""
+    if broken.finding.explained_by:
+        with suppress(OutOfTime):
+            asked = broken.law, broken.case, broken.ignored
+            finding = runs.judged(*asked, explained=True, designs=ALL_DESIGNS)
+            return broken if finding is None else replace(broken, finding=finding)
+    return broken
+
+
+def without_design_of_strides(broken: FailingExample, runs: Runs) -> FailingExample:
+    """Return the failure without the designs that explain it, if it has huge strides and passes without them.
+
+    No less precise design depends on strides.
+    """
+    if broken.finding.explained_by and value_of(broken.case, HUGE):
+        with suppress(OutOfTime):
+            near = with_value(broken.case, HUGE, False)
+            if runs.judged(broken.law, near, broken.ignored, explained=True) is None:
+                return replace(broken, finding=replace(broken.finding, explained_by=(), likely=()))
+    return broken
+
+
+def blamed_for_smallest(f: Failure, bugs: Sequence[Bug], runs: Runs) -> Bug | None:
+    """Return the known bug that explains a call which a comparing law makes for its smallest case, or None."""
+    if not bugs or law_named(f.law).is_never_restated:
+        return None
+    verdict = runs.in_time(f.law, f.case)
+    if verdict.finding is None:
+        return None
+    run, capabilities = runs.judged, runs.info.capabilities
+    told = restate_by_basic_law(
+        FailingExample(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities
+    )
+    if told.law == f.law:
+        return None
+    outcome = explain_by_known_bugs(told, bugs, run, capabilities)
+    return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
 
 
 def is_misled(smallest: Failure, answers: Mapping[tuple[str, Case], Finding | None], runs: Runs) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case, Spike
+from strategies.earlier import FIELDS as OF_EARLIER
 from strategies.earlier import KINDS
 from strategies.features import EMPTY, HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
 from strategies.tensors import tensors
@@ -289,15 +290,20 @@ def smallest(
 
 
 def shrunk_in_few_runs(
-    case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
+    case: Case,
+    fails: Callable[[Case], bool],
+    capabilities: Capabilities,
+    needs: tuple[Condition, ...] = (),
 ) -> Iterator[tuple[Case, tuple[Condition, ...]]]:
     """Yield ever smaller failing cases, each with the conditions known so far. ``fails`` may end the search.
 
     For each group of fields, the case gets their simplest values together. If that passes, one of the fields is a
     condition, and only the others are simplified. Smaller failing values of a length or a head_dim are then tried.
+    ``needs`` are conditions that are known before, whose fields stay as they are.
     """
-    needs: tuple[Condition, ...] = ()
-    for group in _groups(case, capabilities):
+    fixed = {name for need in needs for name in (OF_EARLIER if need.name in OF_EARLIER else (need.name,))}
+    for fields_of_group in _groups(case, capabilities):
+        group = {name: x for name, x in fields_of_group.items() if name not in fixed}
         smaller = _put(case, group)
         if smaller == case or not capabilities.admits(smaller):
             continue

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from strategies.case import Case
-from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
+from strategies.features import LENGTHS, with_normal_numbers, with_value
 from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, of_each_kind
 from tests.harness.bugs.avoidance import Avoided
-from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.bug import Bug, in_parts, with_tensors
+from tests.harness.bugs.duplicates import is_same, met_again
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
 from tests.harness.certificates.certified import certified, explained_by
@@ -21,12 +21,12 @@ from tests.harness.clock import ShrinkBudget
 from tests.harness.diagnosis.investigation import CERTIFICATE_SECONDS, Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.reruns import (
-    AFTER_OTHERS,
     GROWN_BYTES,
     REPEATS,
     TOGETHER,
     Watch,
     as_sequence,
+    blamed_for_smallest,
     fails_again,
     fails_anew,
     intermittent,
@@ -34,17 +34,22 @@ from tests.harness.diagnosis.reruns import (
     is_of_every_run,
     leak_finding,
     left_behind,
+    makes_several_calls,
+    right_alone,
     sample,
     smaller_leak,
+    with_all_designs,
+    without_design_of_strides,
+    without_earlier_calls,
 )
 from tests.harness.kernel_record import meets
 from tests.harness.law import law_named
-from tests.harness.run import ALL_DESIGNS, Run
+from tests.harness.run import Run
 from tests.harness.running.child import HarnessError, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS, Runs, Try
 from tests.harness.running.sanitizers import Report, finding
-from tests.harness.symptoms import FEWEST_KEYS
-from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
+from tests.harness.symptoms import FEWEST_KEYS, is_small, wrong_tensors
+from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, LEAK, NUMBERS, Finding
 
 WAIT_SECONDS = 3.0
 """Seconds after an item's time has run out in which it may wait for other processes, and sort the last failures."""
@@ -53,9 +58,6 @@ IN_GENERAL_ALONE = (
     "{} fails only as compiled for any sizes and strides, which no user does: no later case is run so"
 )
 """The message about a failure that shows only if the kernel is compiled for any sizes and strides."""
-
-MOST_NEEDS = 2
-"""The most conditions by which a bug of which only the drawn case is known is distinguished from known bugs."""
 
 POLL_SECONDS = 0.2
 """Seconds after which it is checked again whether another process has finished its investigation."""
@@ -80,6 +82,8 @@ class Triage:
         others_wait: whether further failures wait, for which an investigation must leave time.
         deadline: the end of the item's time, by ``time.perf_counter``.
         may_grow: how many bytes the child may grow before a case is repeated to look for a leak.
+        spoilt: for each law and kind of failures that a bug which keeps state may have made, how many there were, and
+            whether the last that was tried in a new process held there.
         sanitizers: the sanitizers under which a few of the passing cases are run.
     """
 
@@ -93,6 +97,7 @@ class Triage:
     deadline: float = math.inf
     may_grow: int = GROWN_BYTES
     sanitizers: tuple[str, ...] = ()
+    spoilt: dict[tuple[Any, ...], tuple[int, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.watches = [Watch(name, self.runs) for name in self.sanitizers]
@@ -105,6 +110,8 @@ class Triage:
     def learn(self) -> None:
         """Read what other processes have found, and sort the failures that waited for it, as far as there is time."""
         self.known.learn()
+        if any(bug.needs_other_calls for bug in self.known.bugs.values()) and self.runs.has_quick_copies:
+            self.runs.go_on_in_copies()
         waiting, self.waiting = self.waiting, []
         while waiting and time.perf_counter() < self.deadline:
             broken = waiting.pop(0)
@@ -152,7 +159,8 @@ class Triage:
         """
         for broken in of_each_kind(self.waiting):
             self.known.learn()
-            if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
+            told, known = broken.finding, self.known.bugs.values()
+            if not any(bug.could_break(told) or bug.may_spoil_later(told) for bug in known):
                 self.waiting.remove(broken)
                 self.others_wait = True
                 self.attribute(broken, patient=False)
@@ -169,7 +177,8 @@ class Triage:
         self.runs.journal.keep(self._record(broken))
         self.runs.forget()
         with self.runs.asked_of_general(broken.law, broken.case, broken.finding, broken.ignored):
-            rest = self._unsorted(broken, patient=patient)
+            rest = None if self._is_spoilt(broken) else self._unsorted(broken, patient=patient)
+        self.runs.end_slow_copies()
         if rest is not None:
             self.runs.journal.keep(self._record(rest))
             self.waiting.append(rest)
@@ -188,8 +197,8 @@ class Triage:
         rest = self._unexplained(broken)
         if rest is not None:
             rest = self._with_ordinary_numbers(rest) or rest
-            rest = rest if rest == broken else self._with_all_designs(rest)
-            rest = self._with_certificate(self._without_design_of_strides(rest))
+            rest = rest if rest == broken else with_all_designs(rest, self.runs)
+            rest = self._with_certificate(without_design_of_strides(rest, self.runs))
         if rest is None or self._is_less_precise(rest):
             return None
         ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
@@ -199,6 +208,21 @@ class Triage:
                     self._investigate(rest)
                     return None
         return rest
+
+    def _is_spoilt(self, broken: FailingExample) -> bool:
+        """Whether a bug that keeps state is known, and a failure that it may have made holds in a new process.
+
+        If so, the failure is counted for that bug. A new process takes seconds on a GPU, and is asked at the 1st, 2nd,
+        4th, 8th failure of a law and a kind, and so on; each other one is taken to be what the last of these was.
+        """
+        if broken.is_alone or self.known.keeping(broken.finding) is None:
+            return False
+        kind = broken.law, *broken.finding.symptom
+        before, holds = self.spoilt.get(kind, (0, False))
+        if (before + 1).bit_count() == 1:
+            holds = self._holds_anew(without_earlier_calls(broken), otherwise=True)
+        self.spoilt[kind] = before + 1, holds
+        return holds and self.known.blame_keeping(broken)
 
     def look_for_leak(self, law: str, case: Case) -> None:
         """Repeat a case if the child process has grown much, and report a leak if it grows at each repeat.
@@ -265,7 +289,8 @@ class Triage:
         1. A process that ended in a law that calls the kernel with parts of a case is counted for a known bug that
            would end such a part, without a further run.
         2. A failure of a law that compares calls is restated by a basic law on one of the calls. If that call meets a
-           known failure of the kernel, nothing is left.
+           known failure of the kernel, nothing is left. If none is wrong by itself, a bug that keeps state explains the
+           failure, if it may have made these tensors wrong.
         3. ``explain_by_known_bugs`` decides the rest. If time runs out, the first bug decides whose conditions the case
            meets and that makes the same tensors wrong.
         """
@@ -284,6 +309,9 @@ class Triage:
             if explaining := explained_by(told, known, self.runs):
                 for bug in explaining:
                     self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
+                return None
+            may_be_kept = told.law == broken.law and makes_several_calls(told) and not is_small(told.finding)
+            if may_be_kept and self.known.blame_keeping(told):
                 return None
             outcome = explain_by_known_bugs(told, known, run, capabilities)
         except OutOfTime:
@@ -322,11 +350,12 @@ class Triage:
         1. A failure that shows only if the kernel is compiled for any sizes and strides is no bug for users.
         2. If several calls may be needed, and earlier ones that a case can have show it, these are investigated.
         3. If the case passes when it is repeated, the failure is intermittent.
-        4. If the case passes in a new process, it fails only after other calls. Later cases then run in copies of a
-           process that has called no kernel.
-        5. Otherwise it is restated by a basic law and investigated. The result is withdrawn if the smallest case comes
-           and goes, if earlier calls or the compilation misled the search, or if it passes in a new process. Then the
-           drawn case is investigated again, or reported as it is.
+        4. If the case passes in a new process, it fails only after other calls. Later cases then run in processes of
+           their own, where these are copies of a process that has called no kernel.
+        5. Otherwise it is restated by a basic law and investigated, on a GPU in processes of their own if a bug that
+           keeps state may be behind it. The result is withdrawn if the smallest case comes and goes, if earlier calls
+           or the compilation misled the search, or if it passes in a new process. Then the drawn case is investigated
+           again, or reported as it is.
         6. A hurried investigation whose bug can't be distinguished from known bugs is left to the next run.
         """
         if shrink and self._fails_in_general_alone(drawn):
@@ -338,9 +367,10 @@ class Triage:
         if not again and self._keep_intermittent(drawn):
             return
         if not (anew if again else self._fails_anew(drawn)):
-            self._keep_intermittent(drawn, AFTER_OTHERS)
-            self.runs.go_on_in_copies()
+            self._keep_after_others(drawn)
             return
+        if self.known.keeping(drawn.finding):
+            self.runs.go_on_in_copies()
         broken = drawn
         with suppress(OutOfTime):
             broken = self._by_basic_law(drawn) if shrink else drawn
@@ -357,36 +387,32 @@ class Triage:
             self._investigate(drawn)
         elif HOLDS_ALONE in told and self._holds_anew(bug.failure):
             self.known.withdraw(bug.failure)
-            if not self._holds_anew(drawn):
+            if self._holds_anew(drawn):
+                if not self._is_told_as_sequence(drawn):
+                    self._keep_after_others(drawn)
+            elif self.runs.in_copies:
                 self._keep_as_drawn(drawn)
-            elif not self._is_told_as_sequence(drawn):
-                self._keep_intermittent(drawn, AFTER_OTHERS)
-        elif investigation.hurried and not self._is_told_apart(bug):
+            else:
+                self.runs.go_on_in_copies()
+                self._investigate(drawn)
+        elif investigation.hurried and not self.known.tells_apart(bug):
             self.known.withdraw(bug.failure)
             self.late.append(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)
 
     def _is_told_as_sequence(self, drawn: FailingExample) -> bool:
-        """Whether a failure needs other earlier calls than it has, and was counted or reported with these."""
+        """Whether a failure needs earlier calls, and was counted for a bug that does, or reported with other ones."""
         with suppress(OutOfTime):
             sequence = as_sequence(drawn, self.runs)
-            if sequence is not None and sequence.case != drawn.case:
+            keeping = sequence and self.known.keeping(sequence.finding)
+            if sequence and keeping and keeping.needs_earlier_calls:
+                return self.known.blame_keeping(replace(drawn, finding=sequence.finding))
+            if sequence and sequence.case != drawn.case:
                 if (rest := self._unexplained(sequence)) is not None:
                     self._investigate(rest)
                 return True
         return False
-
-    def _is_told_apart(self, bug: Bug) -> bool:
-        """Whether a bug's conditions distinguish it from all known bugs that make the same tensors wrong.
-
-        They do if they are few, and on no field that is in a known bug's conditions. Example: this bug has a condition
-        on causal, the known bug on group. This is asked at the end of a run, when only the drawn case is known.
-        """
-        rivals = [x for x in self.known.bugs.values() if x.could_break(bug.failure.finding)]
-        own = bug.fields_needed
-        few = 0 < len(bug.needs) <= MOST_NEEDS
-        return not rivals or (few and all(own.isdisjoint(x.fields_needed) for x in rivals))
 
     def _fails_in_general_alone(self, broken: FailingExample) -> bool:
         """Whether a case passes as users run it, and fails as compiled for any values. If so, a message says so."""
@@ -396,29 +422,25 @@ class Triage:
                 return True
         return False
 
-    def _may_be_misled(self) -> bool:
-        """Whether cases run in a process in which earlier calls may have left something that makes them fail."""
-        return self.runs.device_type == "cpu" and not self.runs.in_copies
-
     def _is_misled(self, investigation: Investigation) -> bool:
+        """Whether earlier calls have left something in the process that made smaller cases fail."""
         answers = investigation.judged | investigation.answers
-        return self._may_be_misled() and is_misled(investigation.failure, answers, self.runs)
+        may_be = self.runs.has_quick_copies and not self.runs.in_copies
+        return may_be and is_misled(investigation.failure, answers, self.runs)
 
     def _fails_anew(self, broken: FailingExample) -> bool:
-        """Whether a failure shows in a new process, or is taken to because that is not tried.
+        """Whether a failure shows in a new process, or is taken to, as where it was found in one.
 
-        It is not tried if cases run in copies of a process already, or if the failure ends its process. On a GPU, where
-        a process takes long to start, it is tried only for a kernel with a known intermittent bug.
+        It is not tried if the failure ends its process.
         """
-        come_and_go = any(x.failure.finding.kind == INTERMITTENT for x in self.known.bugs.values())
-        is_tried = self._may_be_misled() or (come_and_go and not self.runs.in_copies)
-        return not is_tried or broken.finding.ends_process or not self._holds_anew(broken)
+        is_known = broken.is_alone or self.runs.in_copies or broken.finding.ends_process
+        return is_known or not self._holds_anew(broken)
 
-    def _holds_anew(self, broken: FailingExample | Failure) -> bool:
-        """Whether a case that failed passes in a new process; False if there is no time to try."""
+    def _holds_anew(self, broken: FailingExample | Failure, *, otherwise: bool = False) -> bool:
+        """Whether a case that failed passes in a new process; ``otherwise`` if there is no time to try."""
         with suppress(OutOfTime):
             return not fails_anew(broken, self.runs)
-        return False
+        return otherwise
 
     def _found(self, investigation: Investigation, *, shrink: bool) -> Bug:
         """Return the bug that an investigation finds; after an error of Flashproof itself, as far as it is known."""
@@ -447,15 +469,6 @@ class Triage:
         self.known.seen[bug.key].keep(shrunk)
         self._show_apart_from(bug)
 
-    def _with_all_designs(self, broken: FailingExample) -> FailingExample:
-        """Return the failure with all less precise designs that explain it, where the search stopped at the first."""
-        if broken.finding.explained_by:
-            with suppress(OutOfTime):
-                asked = broken.law, broken.case, broken.ignored
-                finding = self.runs.judged(*asked, explained=True, designs=ALL_DESIGNS)
-                return broken if finding is None else replace(broken, finding=finding)
-        return broken
-
     def _with_certificate(self, broken: FailingExample) -> FailingExample:
         """Return the failure without the designs that explain it, if what the kernel computes instead does.
 
@@ -465,18 +478,6 @@ class Triage:
         if broken.finding.explained_by and broken.case.dtype not in self.known.precision.claims:
             found = certified(self._failure(broken), self.runs, (), CERTIFICATE_SECONDS).finding
             return replace(broken, finding=found)
-        return broken
-
-    def _without_design_of_strides(self, broken: FailingExample) -> FailingExample:
-        """Return the failure without the designs that explain it, if it has huge strides and passes without them.
-
-        No less precise design depends on strides.
-        """
-        if broken.finding.explained_by and value_of(broken.case, HUGE):
-            with suppress(OutOfTime):
-                near = with_value(broken.case, HUGE, False)
-                if self.runs.judged(broken.law, near, broken.ignored, explained=True) is None:
-                    return replace(broken, finding=replace(broken.finding, explained_by=(), likely=()))
         return broken
 
     def _with_ordinary_numbers(self, broken: FailingExample) -> FailingExample | None:
@@ -506,11 +507,13 @@ class Triage:
     def _is_less_precise(self, broken: FailingExample) -> bool:
         """Whether a failure is a less precise call. The first one must fail again, and in a new process too.
 
-        Else it may be a race, or come of earlier calls.
+        Else it may be a race, or come of earlier calls, also of those that its law makes.
         """
-        is_first = broken.finding.explained_by and not self.known.precision.claims
-        shows = not is_first or (fails_again(broken, self.runs) and self._fails_anew(broken))
-        return shows and self.known.is_less_precise(broken)
+        if broken.finding.explained_by and not self.known.precision.claims:
+            shows = fails_again(broken, self.runs) and self._fails_anew(broken)
+            if not shows or (makes_several_calls(broken) and as_sequence(broken, self.runs)):
+                return False
+        return self.known.is_less_precise(broken)
 
     def _record(self, broken: FailingExample) -> dict[str, Any]:
         """Return the record by which a later run can repeat a failing case."""
@@ -523,23 +526,33 @@ class Triage:
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
 
-    def _keep_intermittent(self, broken: FailingExample, *known_of_it: str) -> bool:
+    def _keep_after_others(self, broken: FailingExample) -> None:
+        """Keep a failure that other calls before it make, for which no sequence of them is found, on the drawn case.
+
+        No field of the case is varied, because what its process was called with before is what matters.
+        """
+        failure = self._failure(replace(broken, finding=right_alone(broken.finding)))
+        self.known.write(failure, None)
+        self._keep(Bug(failure, tuple(sorted(wrong_tensors(failure.finding)))), broken, ())
+        if self.runs.has_quick_copies:
+            self.runs.go_on_in_copies()
+
+    def _keep_intermittent(self, broken: FailingExample) -> bool:
         """Count an intermittent failure for the kernel's known intermittent bug, or report it on the drawn case.
 
-        No field of the case is varied, because any change might seem to fix it. ``known_of_it`` are sentences for the
-        report. Without them, a failure that shows in every repeat is not intermittent: nothing is kept, and False is
-        returned.
+        No field of the case is varied, because any change might seem to fix it. A failure that shows in every repeat
+        is not intermittent: nothing is kept, and False is returned.
         """
         failure = self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT)))
         bug = Bug(replace(failure, repeats=REPEATS))
         known = next((known for known in self.known.bugs.values() if known.is_like(bug)), None)
         if known is None:
             self.known.write(bug.failure, None)  # the report is there even if the repeats end this process
-            told, script = intermittent(bug.failure, self.runs, known_of_it), None
-            if is_of_every_run(told) and not known_of_it:
+            told, script = intermittent(bug.failure, self.runs), None
+            if is_of_every_run(told):
                 self.known.withdraw(bug.failure)
                 return False
-            if told.finding.actual is not None and AFTER_OTHERS not in known_of_it:
+            if told.finding.actual is not None:
                 told, script = self._investigation(told).scripted(told)
             known = replace(bug, failure=told)
             self.known.write(known.failure, script)
@@ -582,35 +595,20 @@ class Triage:
         """Return the known bug that this bug duplicates, with what was found in addition; None if there is none.
 
         If every ordinary case shows the bug but not the known duplicate, the known bug is replaced: failures are no
-        longer attributed to it, and the search goes on.
+        longer attributed to it, and the search goes on. So is one of which nobody knows what calls it needs.
         """
         f = bug.failure
         run, capabilities = self._asked_about(f.finding, explained=True), self.runs.claims_of(f.law)
         with suppress(OutOfTime):
             all_known = list(self.known.bugs.values())
             for known in all_known:
-                if not is_same(known, bug, run, capabilities, all_known):
+                is_better_known = bug.needs_earlier_calls and known.failure.finding.kind == AFTER_OTHERS
+                if is_better_known or not is_same(known, bug, run, capabilities, all_known):
                     continue
                 if bug.is_everywhere and not known.is_everywhere:
                     self.known.forget(known)
                 else:
                     by_basic_law = law_named(bug.failure.law).is_never_restated
                     return met_again(known, bug) if by_basic_law else with_tensors(known, bug.tensors)
-            return self._blamed_for_smallest(f)
+            return blamed_for_smallest(f, list(self.known.bugs.values()), self.runs)
         return None
-
-    def _blamed_for_smallest(self, f: Failure) -> Bug | None:
-        """Return the known bug that explains a call which a comparing law makes for its smallest case, or None."""
-        if not self.known.bugs or law_named(f.law).is_never_restated:
-            return None
-        verdict = self.runs.in_time(f.law, f.case)
-        if verdict.finding is None:
-            return None
-        run, capabilities = self.runs.judged, self.runs.info.capabilities
-        told = restate_by_basic_law(
-            FailingExample(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities
-        )
-        if told.law == f.law:
-            return None
-        outcome = explain_by_known_bugs(told, tuple(self.known.bugs.values()), run, capabilities)
-        return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None

@@ -18,7 +18,7 @@ from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
 from tests.harness.run import Run, read, run_of
 from tests.harness.symptoms import wrong_tensors
-from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding
+from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, LEAK, SANITIZER, Finding
 
 SECONDS = 5.0
 """Seconds after which a server that does not answer counts as lost."""
@@ -72,9 +72,14 @@ class Kept:
     def is_gone_if_it_holds(self) -> bool:
         """Whether the bug is known to be gone once its case holds.
 
-        One that comes and goes, leaks memory, or is reported by a sanitizer is not.
+        One that comes and goes, needs other calls, leaks memory, or is reported by a sanitizer is not.
         """
-        return self.finding is not None and self.finding.kind not in (INTERMITTENT, LEAK, SANITIZER)
+        return self.finding is not None and self.finding.kind not in (
+            AFTER_OTHERS,
+            INTERMITTENT,
+            LEAK,
+            SANITIZER,
+        )
 
     def bug(self, kernel: str) -> Bug:
         """Return the bug of a kernel that the case has shown. Raises ValueError if nothing is known of it."""

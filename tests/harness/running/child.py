@@ -62,6 +62,9 @@ GPU each holds half a GiB for its context and up to ``worker.CACHED_BYTES``, whi
 another one takes seconds, in which it makes a context and loads what was compiled.
 """
 
+CALLS_NOTHING = ("environment", "describe", "compiled")
+"""What is asked of a process without a call of a kernel, after which it is as new."""
+
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit statuses of a process that others have ended, such as a system that is out of memory: no kernel ends so."""
 LOOK_SECONDS = 0.5
@@ -115,7 +118,8 @@ class Child:
 
     It sees no other GPU than that of its device, which is "cuda:0" to it.
 
-    Each request for one of the kernels in ``stateful`` is answered by a copy of a process that has called no kernel.
+    Each request for one of the kernels in ``stateful`` is answered by a process that has called no kernel: a copy of
+    the child on a CPU, and else a new one, of which the next is started ahead as a ``spare``.
     For those that have ``hung`` before, the device is given ``IMPATIENT_SECONDS``.
 
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
@@ -138,6 +142,7 @@ class Child:
         self.start_seconds = start_seconds
         self.make_room = make_room
         self.process: subprocess.Popen[bytes] | Copy | None = None
+        self.spare: subprocess.Popen[bytes] | Copy | None = None
         self.buffer = b""
         self.held = self.held_first = 0
         self.used = -math.inf
@@ -239,7 +244,7 @@ class Child:
 
     def _start(self) -> None:
         self.make_room()
-        self.process = self._new_process()
+        self.process, self.spare = self.spare or self._new_process(), None
         assert self.process.stderr is not None
         self.printed = Tail(self.process.stderr)
         self.buffer = b""
@@ -264,19 +269,23 @@ class Child:
         )
 
     def _send(self, request: dict[str, Any]) -> None:
-        copied = request.get("kernel") in self.stateful
-        if copied and not self.is_new:
+        is_apart = request.get("kernel") in self.stateful
+        if is_apart and not self.is_new:
             self.close()
         if self.process is None:
             self._start()
         assert self.process is not None
         assert self.process.stdin is not None
-        self.is_new = self.is_new and (copied or request["do"] == "environment")
+        copied = is_apart and self.device == "cpu"  # a process that uses a GPU can't be copied
+        self.is_new = self.is_new and (copied or request["do"] in CALLS_NOTHING)
         self.used = time.monotonic()
         self.patience = request.get("patience", WAIT_SECONDS)
         with suppress(BrokenPipeError):  # reading the answer tells how it ended
             self.process.stdin.write(json.dumps(request | {"copied": copied}).encode() + b"\n")
             self.process.stdin.flush()
+        if is_apart and not copied and self.spare is None:
+            with suppress(OSError):  # without one, the next process is started when it is needed
+                self.spare = self._new_process()
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         process = self.process

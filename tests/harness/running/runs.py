@@ -436,10 +436,24 @@ class Runs:
         """Whether each case is run in a process of its own, because the kernel keeps something from call to call."""
         return self.info.spec in self.child.stateful
 
+    @property
+    def has_quick_copies(self) -> bool:
+        """Whether a process of its own costs a case next to nothing, as on the CPU, where it is a copy of another."""
+        return self.device_type == "cpu"
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether each case takes seconds, as a process of its own has to be started for it."""
+        return self.in_copies and not self.has_quick_copies
+
     def go_on_in_copies(self) -> None:
-        """Run each later case in a process of its own, where that takes no longer than on the CPU."""
-        if self.device_type == "cpu":
-            self.child.stateful.add(self.info.spec)
+        """Run each later case in a process of its own."""
+        self.child.stateful.add(self.info.spec)
+
+    def end_slow_copies(self) -> None:
+        """Run later cases in one process again, unless processes of their own cost next to nothing."""
+        if not self.has_quick_copies:
+            self.stop_copies()
 
     def stop_copies(self) -> None:
         """Run later cases in one process again."""

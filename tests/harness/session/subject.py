@@ -185,12 +185,14 @@ class Subject:
         finding = self.info.finding(verdict)
         if finding is not None and finding.kind == "hung":
             self.known.note_hang()
-        if finding is not None and finding.kind == "exception" and open_case.way == "inference_mode":
+        is_exception = finding is not None and finding.kind == "exception"
+        if is_exception and open_case.way == "inference_mode" and self.runs.has_quick_copies:
             self.runs.go_on_in_copies()  # what the kernel has kept of inference mode fails its later calls as well
         if finding is None:
             self.triage.look_for_leak(law.name, open_case)
         else:
-            broken = FailingExample(law.name, open_case, finding, ignored, tuple(verdict.sizes))
+            is_alone = self.runs.in_copies
+            broken = FailingExample(law.name, open_case, finding, ignored, tuple(verdict.sizes), is_alone)
             (self.triage.attribute if self.replay is None else self.triage.report)(broken)
         return verdict if open_case is case else None
 

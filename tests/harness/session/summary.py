@@ -184,6 +184,9 @@ class Summary:
                 spend()
                 return asked(law, case, ignored)
 
+            if known.needs_other_calls or bug.needs_other_calls:
+                of_kernel.child.close()  # what holds in a new process is told by the first case that it runs
+                of_kernel.forget()
             with suppress(BudgetSpent):
                 spend()
                 with of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):

@@ -10,10 +10,10 @@ import pytest
 from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.bug import Bug, Condition, Severity, in_parts, met_again
+from tests.harness.bugs.bug import Bug, Condition, Severity, in_parts
 from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import symptoms_apart_from_forward
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.duplicates import is_same, met_again
 from tests.harness.bugs.failure import OF_MEMORY, Explanation
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward
 from tests.harness.symptoms import is_small

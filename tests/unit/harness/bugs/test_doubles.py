@@ -12,8 +12,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
 from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs
-from tests.harness.bugs.bug import Bug, Condition, Severity, met_again
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.bug import Bug, Condition, Severity
+from tests.harness.bugs.duplicates import is_same, met_again
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import restate_by_basic_law
@@ -21,6 +21,7 @@ from tests.harness.clock import Clock, ShrinkBudget
 from tests.harness.diagnosis.conditions import ConditionSearch
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
+from tests.harness.diagnosis.reruns import without_design_of_strides
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
 from tests.harness.report.conclusion import merged
@@ -471,16 +472,13 @@ def test_a_call_that_a_law_makes_is_asked_about_every_less_precise_design(tmp_pa
 
 
 @pytest.mark.parametrize("is_of_strides", [True, False])
-def test_no_design_explains_what_huge_strides_alone_show(tmp_path: Any, *, is_of_strides: bool) -> None:
-    known = KnownBugs("k", "float16", tmp_path, verbose=False)
-
+def test_no_design_explains_what_huge_strides_alone_show(*, is_of_strides: bool) -> None:
     def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
         return None if is_of_strides and case.k_layout != "huge" else found_imprecise("own=true")
 
     runs = runs_of(CLAIMS, judged=hard, clock=Clock())
-    triage = Triage(runs, known, {}, ShrinkBudget(0.0))
     case = Case(seqlen_k=2, dtype="float16", k_layout="huge")
-    left = triage._without_design_of_strides(FailingExample("forward", case, found_imprecise("own=true")))
+    left = without_design_of_strides(FailingExample("forward", case, found_imprecise("own=true")), runs)
     assert bool(left.finding.explained_by) != is_of_strides
 
 

@@ -8,9 +8,15 @@ import pytest
 from strategies.case import Case, Spike
 from strategies.features import SCORES
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity, met_again
+from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.dense import leaves_out_right
-from tests.harness.bugs.duplicates import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_duplicate, is_same
+from tests.harness.bugs.duplicates import (
+    OUTSIDE_OF_STORAGE,
+    WRITES_TO_EXPANDED,
+    is_duplicate,
+    is_same,
+    met_again,
+)
 from tests.harness.clock import BudgetSpent
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import (

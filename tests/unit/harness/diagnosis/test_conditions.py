@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from strategies.case import Case, Spike
 from strategies.features import SCORES, UNEQUAL
-from tests.harness.bugs.bug import Condition, met_again
+from tests.harness.bugs.bug import Condition
+from tests.harness.bugs.duplicates import met_again
 from tests.harness.bugs.failure import Explanation
 from tests.harness.diagnosis.conditions import ConditionSearch, diagnosed, explained
 from tests.harness.diagnosis.explanation import fields

@@ -10,8 +10,8 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Condition, met_again
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Condition
+from tests.harness.bugs.duplicates import is_same, met_again
 from tests.harness.diagnosis.confirmation import confirmed, refuted
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CAUSAL, UNEQUAL, bug

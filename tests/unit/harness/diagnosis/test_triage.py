@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_its_calls
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.diagnosis.conditions import ConditionSearch
+from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.shrink import shrunk_in_few_runs
 from tests.harness.diagnosis.triage import WAIT_SECONDS, Triage
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
@@ -234,14 +236,12 @@ class TestTheEnd:
         ],
     )
     def test_in_a_hurry_only_what_few_other_fields_tell_from_a_known_bug_is_told(
-        self, needs: tuple[Condition, ...], is_told: bool
+        self, tmp_path: Path, needs: tuple[Condition, ...], is_told: bool
     ) -> None:
-        known: Any = SimpleNamespace(
-            bugs={"k": bug(wrong("dq"), CAUSAL), "h": bug(wrong("dq"), Condition(HEADS, (2,), (1,)))}
-        )
-        triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0))
-        assert triage._is_told_apart(bug(wrong("dq"), *needs)) is is_told
-        assert triage._is_told_apart(bug(wrong("lse"), *needs))
+        known = KnownBugs("k", "float16", tmp_path, verbose=False)
+        known.bugs = {"k": bug(wrong("dq"), CAUSAL), "h": bug(wrong("dq"), Condition(HEADS, (2,), (1,)))}
+        assert known.tells_apart(bug(wrong("dq"), *needs)) is is_told
+        assert known.tells_apart(bug(wrong("lse"), *needs))
 
     def test_a_failure_waits_only_for_the_investigation_of_the_same_part(
         self, monkeypatch: pytest.MonkeyPatch
