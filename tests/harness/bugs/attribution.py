@@ -84,6 +84,8 @@ def explain_by_known_bugs(
     4. Wrong tensors that the bug is not known to make wrong are judged by themselves. The bug explains them too if the
        same changes fix them (``_spoils_also``); the bug in ``blamed`` then has them among its tensors. Else they are
        left.
+    5. No change is made where NaN of an input is lost in a tensor that depends on unwritten memory by the bug: what is
+       lost there follows from what lies in that memory, also in cases whose finite numbers come out right.
     """
     outcome, remembered = Outcome(broken), cache(run)
     # A bug with more conditions is more specific, so it is tried first.
@@ -91,8 +93,8 @@ def explain_by_known_bugs(
     visited = {broken.case}
     while left and outcome.rest is not None:
         bug, rest = left.pop(0), outcome.rest
-        cured = _Cured(False)
-        if _is_suspect(bug, rest, remembered, capabilities):
+        cured = _Cured(bug.leaves_unwritten(rest.finding, rest.case))
+        if not cured.is_explained and _is_suspect(bug, rest, remembered, capabilities):
             cured = _without(_in_law(rest.law, bug), rest, run, capabilities)
         if cured.is_explained:
             beside = _beside(bug, rest, run)

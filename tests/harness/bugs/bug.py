@@ -364,10 +364,9 @@ class Bug:
         What is kept of a forward spoils the gradients too, and what is kept of a backward spoils these alone.
         """
         are_numbers = finding.kind in (*NUMBERS, AFTER_OTHERS) and finding.actual is not None
-        spoils_forward, is_of_forward = (
-            not {"out", "lse"}.isdisjoint(x) for x in (self.tensors, wrong_tensors(finding))
-        )
-        return self.needs_other_calls and are_numbers and (spoils_forward or not is_of_forward)
+        forward, wrong = {"out", "lse"}, wrong_tensors(finding)
+        may_reach = bool(forward & {*self.tensors}) or not forward & wrong
+        return self.needs_other_calls and are_numbers and may_reach
 
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
@@ -387,6 +386,12 @@ class Bug:
         may_show = self.is_everywhere or self.needs_earlier_calls
         may_show = may_show or (bool(self.needs) and self.is_met(other.failure.case))
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil
+
+    def leaves_unwritten(self, finding: Finding, case: Case) -> bool:
+        """Whether it leaves memory unwritten that decides about a tensor, so that NaN of an input may be lost there."""
+        may_show = all(need.is_met(case) for need in self.needs if need.is_telling)
+        is_lost = finding.of_nan == ("lost",) and wrong_tensors(finding) <= {*self.tensors}
+        return OF_MEMORY in self.failure.explanation.sentences and is_lost and may_show
 
     def is_like(self, other: "Bug") -> bool:
         """Whether two bugs are duplicates, to judge by their records alone.

@@ -31,7 +31,7 @@ from tests.harness.law import law_named
 from tests.harness.running.exits import is_outside
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_small, is_tiny, leaves_roundings
-from tests.harness.verdict import NUMBERS
+from tests.harness.verdict import AFTER_OTHERS, NUMBERS
 
 MOST_CASES = 3
 """How many failing cases of a bug are tried, beside the smallest."""
@@ -207,7 +207,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     The first rule that applies decides. Examples are of two bugs A and B.
 
     1. Duplicates: both need huge strides, or one makes repeated calls differ and the other comes and goes, or one keeps
-       state that may spoil what the other was found by, whose smallest case holds: it was met after other calls.
+       state that may spoil what the other was found by, whose smallest case holds: it was met after other calls. So are
+       one that leaves memory unwritten, and NaN of an input that is lost in its tensor.
     2. Distinct: only one needs the arguments of its law, such as tables of angles.
     3. Duplicates: A rounds most ordinary cases to float16, and B is an overflow of float16.
     4. Duplicates: both are rounding errors that no ordinary case shows, or that are the last bits of two calls which
@@ -231,6 +232,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         return True
     both = ((known, bug), (bug, known))
     if any(_is_kept_by(one, other, run) for one, other in both):
+        return True
+    if any(one.leaves_unwritten(two.failure.finding, two.failure.case) for one, two in both):
         return True
     if known.needs_arguments_of != bug.needs_arguments_of:
         return False
@@ -272,6 +275,13 @@ def _is_kept_by(one: Bug, other: Bug, run: Try) -> bool:
     f, finding = other.failure, other.failure.finding
     may_be = one.may_spoil_later(finding) and not other.needs_other_calls
     return may_be and run(f.law, f.case, f.ignored) is None
+
+
+def tells_more(bug: Bug, known: Bug) -> bool:
+    """Whether a bug is to be reported beside a known duplicate: one of unknown calls, or of lost NaN alone."""
+    f, lost = known.failure, ("lost",)
+    is_of_unknown = bug.needs_earlier_calls and f.finding.kind == AFTER_OTHERS
+    return is_of_unknown or (bug.failure.finding.of_nan != lost and bug.leaves_unwritten(f.finding, f.case))
 
 
 def met_again(known: Bug, again: Bug) -> Bug:

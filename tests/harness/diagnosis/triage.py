@@ -13,7 +13,7 @@ from strategies.features import LENGTHS, with_normal_numbers, with_value
 from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, of_each_kind
 from tests.harness.bugs.avoidance import Avoided
 from tests.harness.bugs.bug import Bug, in_parts, with_tensors
-from tests.harness.bugs.duplicates import is_same, met_again
+from tests.harness.bugs.duplicates import is_same, met_again, tells_more
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
 from tests.harness.certificates.certified import certified, explained_by
@@ -49,7 +49,7 @@ from tests.harness.running.child import HarnessError, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS, Runs, Try
 from tests.harness.running.sanitizers import Report, finding
 from tests.harness.symptoms import FEWEST_KEYS, is_small, wrong_tensors
-from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, LEAK, NUMBERS, Finding
+from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 
 WAIT_SECONDS = 3.0
 """Seconds after an item's time has run out in which it may wait for other processes, and sort the last failures."""
@@ -595,15 +595,14 @@ class Triage:
         """Return the known bug that this bug duplicates, with what was found in addition; None if there is none.
 
         If every ordinary case shows the bug but not the known duplicate, the known bug is replaced: failures are no
-        longer attributed to it, and the search goes on. So is one of which nobody knows what calls it needs.
+        longer attributed to it, and the search goes on. It stays as well if this bug tells more (``tells_more``).
         """
         f = bug.failure
         run, capabilities = self._asked_about(f.finding, explained=True), self.runs.claims_of(f.law)
         with suppress(OutOfTime):
             all_known = list(self.known.bugs.values())
             for known in all_known:
-                is_better_known = bug.needs_earlier_calls and known.failure.finding.kind == AFTER_OTHERS
-                if is_better_known or not is_same(known, bug, run, capabilities, all_known):
+                if tells_more(bug, known) or not is_same(known, bug, run, capabilities, all_known):
                     continue
                 if bug.is_everywhere and not known.is_everywhere:
                     self.known.forget(known)
