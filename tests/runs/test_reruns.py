@@ -172,6 +172,18 @@ class TestAfterOtherCalls:
         assert not subject.runs.in_copies
         child.close()
 
+    def test_where_no_process_can_be_copied_what_fails_alone_is_told_beside_it(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Runs, "has_quick_copies", False)  # as on a GPU
+        subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
+        for case in (self.LONG, self.SHORT, self.UNMASKED, replace(self.UNMASKED, seqlen_k=3)):
+            subject.check(law_named("forward"), case)
+        state, plain = (bug.failure for bug in subject.known.bugs.values())
+        assert (state.law, state.case.earlier, state.case.causal) == ("sequences", ("longer",), True)
+        assert (plain.law, plain.finding.kind, plain.case.causal) == ("forward", "error", False)
+        child.close()
+
     @pytest.mark.nightly
     def test_what_earlier_calls_leave_misleads_no_search_for_a_smaller_case(
         self, subject_of: SubjectOf

@@ -177,8 +177,10 @@ class Triage:
         self.runs.journal.keep(self._record(broken))
         self.runs.forget()
         with self.runs.asked_of_general(broken.law, broken.case, broken.finding, broken.ignored):
-            rest = None if self._is_spoilt(broken) else self._unsorted(broken, patient=patient)
-        self.runs.end_slow_copies()
+            try:
+                rest = None if self._is_spoilt(broken) else self._unsorted(broken, patient=patient)
+            finally:
+                self.runs.end_slow_copies()
         if rest is not None:
             self.runs.journal.keep(self._record(rest))
             self.waiting.append(rest)
