@@ -17,6 +17,7 @@ KINDS: Mapping[str, str] = {
     "values": "a call with other numbers in the same tensors",
     "keys": "a call with other keys and values in the same tensors",
     "memory": "a call with other tensors in the same memory",
+    "freed": "a call with tensors whose memory is used again",
     "tables": "a call with other lengths in the same tensors",
     "shorter": "a call with shorter sequences",
     "longer": "a call with longer sequences",
@@ -49,6 +50,7 @@ def kinds_of(claims: Capabilities) -> tuple[str, ...]:
         "values",
         "keys",
         "memory",
+        "freed",
         *(["tables"] if claims.ragged else []),
         "shorter",
         "longer",
@@ -125,7 +127,7 @@ def _changes(claims: Capabilities, case: Case, kind: str, number: int) -> Iterat
     """Yield the fields in which a call of a kind differs from the judged one; the first that is claimed is made."""
     step, rows, keys = claims.seqlen_multiple, case.seqlen_q, case.seqlen_k
     match kind:
-        case "same" | "values" | "keys" | "memory":
+        case "same" | "values" | "keys" | "memory" | "freed":
             yield {}
         case "shorter" | "tables":
             fewer_rows, fewer_keys = (_fewer(n, step, number) for n in (rows, keys))

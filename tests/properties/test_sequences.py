@@ -6,7 +6,7 @@ masks or dtypes; a call that raises an exception. Out, lse and gradients of the 
 float64, and what earlier calls returned stays as it was. Catches keys, results, lengths, plans and tables that are kept
 for too many calls, workspaces that are not cleared, flags that an exception leaves set, and what goes wrong at the N-th
 call. Numbers are written over by PyTorch, which counts such writes in the version of a tensor: a kernel may keep what
-it has made of a tensor for as long as that stays.
+it has made of a tensor for as long as that stays. A new tensor may have the memory and the version of one that is gone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ MOST_SCORES = 2**16
 """The most scores of a call, since several are made of each case."""
 OWN_NUMBERS = ("same", "scale", "mask")
 """The kinds of calls of the judged call's tensors with their own numbers."""
-WRITTEN_OVER = ("values", "keys", "memory")
+WRITTEN_OVER = ("values", "keys", "memory", "freed")
 """The kinds of calls of these tensors, or of others in their memory, with other numbers."""
 INPUTS = ("q", "k", "v", "dout")
 KEPT_TOGETHER = (*((name,) for name in INPUTS), ("k", "v"), ("q", "k"), ("q", "k", "v"), INPUTS)
@@ -80,6 +80,7 @@ def sequences(trial: Trial) -> None:
     prepared = trial.prepared(p)
     made = [*made_before(trial, prepared)]
     judged = trial.prepared(p) if prepared.cache else prepared
+    judged = in_new_tensors(judged) if "freed" in trial.case.earlier and not prepared.cache else judged
     try:
         last = trial.call(judged, backward=not trial.case.inference)
         judge(trial, p, last)
@@ -134,7 +135,8 @@ def given(
         yield trial, with_options(prepared, case)
     elif kind in WRITTEN_OVER and not prepared.cache:
         with holding(other_numbers(trial, prepared.problem, kind, number)):
-            yield trial, in_other_tensors(prepared) if kind == "memory" else prepared
+            others = {"memory": in_other_tensors, "freed": in_new_tensors}
+            yield trial, others[kind](prepared) if kind in others else prepared
     else:
         other = trial.on(case)
         fewer = other.prepared(other.problem)
@@ -188,8 +190,21 @@ def tensors_of(p: Problem) -> tuple[Tensor, ...]:
 
 def in_other_tensors(prepared: Prepared) -> Prepared:
     """Return a call whose inputs are other tensors in the same memory."""
+    return with_inputs(prepared, [x.view_as(x) for x in tensors_of(prepared.problem)])
+
+
+def in_new_tensors(prepared: Prepared) -> Prepared:
+    """Return a call whose inputs are as new: in their memory, but PyTorch knows of no write to them.
+
+    So are two tensors of which the second gets the memory of the first when that is freed.
+    """
+    return with_inputs(prepared, [x.data for x in tensors_of(prepared.problem)])
+
+
+def with_inputs(prepared: Prepared, inputs: list[Tensor]) -> Prepared:
+    """Return a call with other q, k, v and dout; a v that is the first columns of k is those of the new k."""
     p = prepared.problem
-    q, k, v, dout = (x.view_as(x) for x in tensors_of(p))
+    q, k, v, dout = inputs
     v = k[..., : v.shape[3]] if p.v_in_k else v
     return replace(prepared, problem=replace(p, q=q, k=k, v=v, dout=dout))
 

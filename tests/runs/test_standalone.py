@@ -59,6 +59,13 @@ def test_a_tensor_of_another_class_is_no_answer(child: Child) -> None:
     assert "returned a tests.Lazy, expected no other class" in told.finding.claim
 
 
+@pytest.mark.parametrize(("name", "status"), [("late", "broken"), ("in_time", "held")])
+def test_a_result_has_to_be_there_when_a_function_returns(child: Child, name: str, status: str) -> None:
+    told = verdict(child, f"{gaming.__name__}:{name}", "forward")
+    assert told.status == status
+    assert told.finding is None or told.finding.kind == "nonfinite"
+
+
 def test_a_tensor_that_spans_gigabytes_is_not_sent(child: Child) -> None:
     told = verdict(child, f"{gaming.__name__}:of_stack", case=replace(CASE, k_layout="huge"))
     assert (told.status, told.seconds["kernel"]) == ("held", 0.0)

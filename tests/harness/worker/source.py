@@ -93,13 +93,22 @@ class Source:
     def _tensor(self, role: str, x: Tensor, poison: float | None) -> str:
         key = (role, x.data_ptr(), tuple(x.shape), x.stride(), str(poison))
         name = self._named(key, lambda: written(x, poison))
-        return self._again(x, name, lambda: written(distinct(x), poison)) if self.is_sequence else name
+        if not self.is_sequence:
+            return name
+        is_new = (
+            x._base is None and x._version == 0
+        )  # and in the memory of another tensor, which has been written
+        expression = self._again(x, name, lambda: written(distinct(x), poison), is_new=is_new)
+        return f"{expression}.data" if is_new else expression
 
-    def _again(self, x: Tensor, name: str, numbers: Callable[[], str]) -> str:
-        """Return an expression for a tensor of a name: another tensor in its memory, or with other numbers, if so."""
+    def _again(self, x: Tensor, name: str, numbers: Callable[[], str], *, is_new: bool = False) -> str:
+        """Return an expression for a tensor of a name: another tensor in its memory, or with other numbers, if so.
+
+        Of a tensor that ``is_new``, it is that in whose memory it lies.
+        """
         entries = distinct(x).detach().cpu().contiguous().view(uint8).numpy().tobytes()
         known = self.held.get(name)
-        is_same = known is None or known[0]() is x
+        is_same = is_new or known is None or known[0]() is x
         self.held[name] = weakref.ref(x), entries
         expression = name if is_same else f"{name}[...]"
         return expression if known is None or known[1] == entries else f"holding({expression}, {numbers()})"

@@ -1,5 +1,6 @@
 """The law ``sequences``: what a kernel keeps from call to call is found, and told with the calls that it needs."""
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -30,6 +31,8 @@ SAID = {
     "ring_of_buffers": "wrong from the 65th call on",
     "full_cache": "wrong from the 65th call on",
     "results_by_pointer": "answers with the result of an earlier call",
+    "results_by_version": "answers with the result of an earlier call",
+    "results_by_shape": "answers with the result of an earlier call",
     "keys_by_identity": "answers with k as it was in an earlier call",
     "plan_by_batch": "wrong after a call with shorter sequences",
 }
@@ -173,3 +176,18 @@ def test_ordinals() -> None:
     assert [ordinal(n) for n in (2, 3, 4, 11, 12, 21, 65, 112)] == [
         *("2nd", "3rd", "4th", "11th", "12th", "21st", "65th", "112th"),
     ]
+
+
+def test_freed_memory_is_used_again_by_a_tensor_of_the_same_version() -> None:
+    seen = []
+
+    def watches(q, k, v, *, causal, sm_scale):
+        seen.append((k.data_ptr(), k._version, weakref.ref(k), k.flatten()[0].item()))
+        assert all(gone() is None for *_, gone, _ in seen[:-1])
+        return stateful.sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+    kernel = replace(stateful.kernel(stateful.sound), forward=watches)
+    law_named("sequences")(Trial(kernel, Case(earlier=("freed",), inference=True), "cpu", SAFETY))
+    (pointer, version, _, number), (again, last, _, own) = seen
+    assert (pointer, version) == (again, last)
+    assert number != own

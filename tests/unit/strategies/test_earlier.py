@@ -21,7 +21,7 @@ CLAIMS = Capabilities(ragged=("cache",))
 CASE = Case(batch=2, seqlen_q=5, seqlen_k=40, seed=7)
 LENGTHS = ("seqlen_q", "seqlen_k")
 OTHER = {
-    **dict.fromkeys(("same", "values", "keys", "memory", "refused"), ()),
+    **dict.fromkeys(("same", "values", "keys", "memory", "freed", "refused"), ()),
     **dict.fromkeys(("tables", "shorter", "longer"), LENGTHS),
     "heads": ("batch", "heads_kv"),
     "head_dim": ("head_dim", "v_head_dim"),
