@@ -1,12 +1,13 @@
 """Sequences: a call is answered as if no other had come before it.
 
 A case says which calls come first, up to 300 of them: the same call; a call with other numbers in the same tensors, or
-in other tensors in the same memory, or with other lengths in the same tables; calls with other lengths, heads, scales,
-masks or dtypes; a call that raises an exception. Out, lse and gradients of the last call are within the bound of
-float64, and what earlier calls returned stays as it was. Catches keys, results, lengths, plans and tables that are kept
-for too many calls, workspaces that are not cleared, flags that an exception leaves set, and what goes wrong at the N-th
-call. Numbers are written over by PyTorch, which counts such writes in the version of a tensor: a kernel may keep what
-it has made of a tensor for as long as that stays. A new tensor may have the memory and the version of one that is gone.
+in other tensors in the same memory, which may be gone then, or with other lengths in the same tables; calls with other
+lengths, heads, scales, masks or dtypes; a call that raises an exception. Out, lse and gradients of the last call are
+within the bound of float64, and what earlier calls returned stays as it was. Catches keys, results, lengths, plans and
+tables that are kept for too many calls, workspaces that are not cleared, flags that an exception leaves set, and what
+goes wrong at the N-th call. Numbers are written over by PyTorch, which counts such writes in the version of a tensor: a
+kernel may keep what it has made of a tensor for as long as that stays. A new tensor may have the memory and the version
+of one that is gone.
 """
 
 from collections.abc import Callable, Iterator, Mapping

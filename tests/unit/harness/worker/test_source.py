@@ -35,6 +35,13 @@ def test_another_tensor_in_the_same_memory_is_another_one_in_the_script() -> Non
     assert "holding(q0[...], window(" in last
 
 
+def test_a_tensor_in_memory_that_is_used_again_is_as_new_in_the_script() -> None:
+    first, last = calls_of("freed")
+    assert "kernel, q0.data, k0.data, v0.data, dout0.data" in first
+    assert "holding(q0, window(" in last
+    assert last.count(".data,") == 4
+
+
 def test_a_table_that_is_written_over_has_a_name() -> None:
     first, last = calls_of("tables", ragged="cache")
     assert "cache_seqlens=cache_seqlens_0" in first
