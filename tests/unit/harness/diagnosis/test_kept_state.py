@@ -23,6 +23,7 @@ from tests.harness.running.child import OutOfTime
 from tests.harness.running.tally import Tally
 from tests.harness.verdict import AFTER_OTHERS, Finding
 from tests.unit.support.bugs import bug
+from tests.unit.support.stubs import runs_of
 
 CASE = Case(seqlen_q=9, seqlen_k=9)
 AFTER_ONE = replace(CASE, earlier=("same",))
@@ -167,3 +168,29 @@ class TestSpoilt:
 
         monkeypatch.setattr(triage, "fails_anew", late)
         assert sorting._is_spoilt(FailingExample("backward", CASE, wrong("dk")))
+
+
+@pytest.mark.parametrize(
+    ("law", "relative", "is_wrong_alone", "is_counted"),
+    [
+        ("additivity", 1.0, False, True),
+        ("additivity", 1.0, True, False),
+        ("additivity", 1e-4, False, False),
+        ("backward", 1.0, False, False),
+    ],
+)
+def test_what_a_law_of_several_calls_finds_is_kept_if_each_call_is_right_alone(
+    known: KnownBugs, law: str, relative: float, *, is_wrong_alone: bool, is_counted: bool
+) -> None:
+    bug_of_state = replace(keeping("dv"), needs=(Condition("earlier", (("same",),), ((),)),))
+    known.bugs = {bug_of_state.key: bug_of_state}
+
+    def judged(asked: str, case: Case, *_: Any, **options: Any) -> Finding | None:
+        return wrong("dv") if asked == law or is_wrong_alone else None
+
+    runs = runs_of(Capabilities(), judged=judged, in_copies=True)
+    runs.info.known_failures = ()
+    sorting = Triage(runs, known, {}, ShrinkBudget(0.0))
+    found = replace(wrong("dv"), relative=relative)
+    rest = sorting._unexplained(FailingExample(law, CASE, found, is_alone=True))
+    assert (rest is None) is is_counted
