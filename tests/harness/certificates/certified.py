@@ -16,6 +16,8 @@ from tests.harness.running.child import ChildDied, DeviceLost
 from tests.harness.running.runs import Runs
 from tests.harness.verdict import NUMBERS
 
+CERTIFICATE_SECONDS = 12.0
+"""Seconds to find out what a kernel computes instead."""
 DIGITS = 3
 """A factor that was fitted to other calls is the same if it agrees in so many digits."""
 FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
@@ -48,6 +50,17 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
                 }
                 return replace(failure, finding=replace(failure.finding, **told, alternatives=alternatives))
     return failure
+
+
+def without_designs(broken: FailingExample, failure: Failure, runs: Runs) -> FailingExample:
+    """Return a failing example without the designs that explain it, if what the kernel computes instead does.
+
+    That lies within the bounds of full precision around its own values, while a less precise design allows for any
+    error of some size. ``failure`` is that of the example.
+    """
+    if not broken.finding.explained_by:
+        return broken
+    return replace(broken, finding=certified(failure, runs, (), CERTIFICATE_SECONDS).finding)
 
 
 def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> list[Bug]:

@@ -26,7 +26,7 @@ from tests.harness.bugs.failure import (
     headline,
 )
 from tests.harness.bugs.suggested_claims import excluding, offered
-from tests.harness.certificates.certified import are_one, certified
+from tests.harness.certificates.certified import CERTIFICATE_SECONDS, are_one, certified
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import COUNTS, ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
@@ -43,8 +43,6 @@ from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0
 """Seconds to find out which fields of the smallest case matter."""
-CERTIFICATE_SECONDS = 12.0
-"""Seconds to find out what the kernel computes instead."""
 NEEDS_SECONDS = 15.0
 """Seconds to find the conditions of a bug, in addition to those that explain its smallest case."""
 SEVERITY_SECONDS = 8.0

@@ -16,9 +16,9 @@ from tests.harness.bugs.bug import Bug, in_parts, with_tensors
 from tests.harness.bugs.duplicates import is_same, met_again, tells_more
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
-from tests.harness.certificates.certified import certified, explained_by
+from tests.harness.certificates.certified import explained_by, without_designs
 from tests.harness.clock import ShrinkBudget
-from tests.harness.diagnosis.investigation import CERTIFICATE_SECONDS, Investigation
+from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.reruns import (
     GROWN_BYTES,
@@ -200,7 +200,9 @@ class Triage:
         if rest is not None:
             rest = self._with_ordinary_numbers(rest) or rest
             rest = rest if rest == broken else with_all_designs(rest, self.runs)
-            rest = self._with_certificate(without_design_of_strides(rest, self.runs))
+            rest = without_design_of_strides(rest, self.runs)
+            if rest.case.dtype not in self.known.precision.claims:
+                rest = without_designs(rest, self._failure(rest), self.runs)
         if rest is None or self._is_less_precise(rest):
             return None
         ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
@@ -292,7 +294,7 @@ class Triage:
            would end such a part, without a further run.
         2. A failure of a law that compares calls is restated by a basic law on one of the calls. If that call meets a
            known failure of the kernel, nothing is left. If none is wrong by itself, a bug that keeps state explains the
-           failure, if it may have made these tensors wrong.
+           failure, if it may have made these tensors wrong; bugs with certificates that explain it come before that.
         3. ``explain_by_known_bugs`` decides the rest. If time runs out, the first bug decides whose conditions the case
            meets and that makes the same tensors wrong.
         """
@@ -308,22 +310,16 @@ class Triage:
             told = restate_by_basic_law(broken, run, capabilities)
             if told.case != broken.case and self._is_known_failure(told):
                 return None
-            if explaining := explained_by(told, known, self.runs):
-                for bug in explaining:
-                    self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
-                return None
+            certified = explained_by(told, known, self.runs)
             may_be_kept = told.law == broken.law and makes_several_calls(told) and not is_small(told.finding)
-            if may_be_kept and self.known.blame_keeping(told):
+            if not certified and may_be_kept and self.known.blame_keeping(told):
                 return None
-            outcome = explain_by_known_bugs(told, known, run, capabilities)
+            explained = explain_by_known_bugs(told, known, run, capabilities) if not certified else None
+            outcome = explained or Outcome(None, certified)
         except OutOfTime:
-            alike = [
-                bug
-                for bug in known
-                if bug.may_show_under(broken.law)
-                and bug.could_break(broken.finding)
-                and bug.is_met(broken.case)
-            ]
+            law, case, finding = broken.law, broken.case, broken.finding
+            able = (bug for bug in known if bug.may_show_under(law) and bug.could_break(finding))
+            alike = [bug for bug in able if bug.is_met(case)]
             outcome = Outcome(None if alike else broken, alike[:1])
         for bug in outcome.blamed:
             if bug != self.known.bugs[bug.key]:  # further tensors are known that it makes wrong
@@ -470,17 +466,6 @@ class Triage:
         self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(shrunk)
         self._show_apart_from(bug)
-
-    def _with_certificate(self, broken: FailingExample) -> FailingExample:
-        """Return the failure without the designs that explain it, if what the kernel computes instead does.
-
-        That lies within the bounds of full precision around its own values, of which a less precise design allows for
-        any error of some size. Only the first such failure in a dtype is asked about.
-        """
-        if broken.finding.explained_by and broken.case.dtype not in self.known.precision.claims:
-            found = certified(self._failure(broken), self.runs, (), CERTIFICATE_SECONDS).finding
-            return replace(broken, finding=found)
-        return broken
 
     def _with_ordinary_numbers(self, broken: FailingExample) -> FailingExample | None:
         """Re-run an imprecise-looking failure on normal numbers; return the real bug if one shows, else None.
