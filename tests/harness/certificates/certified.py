@@ -40,7 +40,7 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
         if asked[-1] in asked[:-1]:
             continue
         with suppress(ChildDied, DeviceLost):
-            words, alternatives = runs.certificate(failure, asked[-1], seconds / 3)
+            words, alternatives = runs.certificate(failure, asked[-1], seconds / 2)
             if words:
                 told: dict[str, Any] = {
                     "certificate": words,

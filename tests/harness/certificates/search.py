@@ -160,7 +160,7 @@ class Certificate:
 
 @dataclass
 class Search:
-    """The search for a certificate of some calls, until ``deadline``, by ``time.perf_counter``."""
+    """The search for a certificate of some calls, until ``deadline``, by ``time.process_time``."""
 
     calls: Sequence[Known]
     deadline: float
@@ -222,7 +222,7 @@ class Search:
         """Yield what explains some of the tensors, with these; several together where no single one does."""
         tried, left = list[Alternative](), {*names}
         for told in self._candidates(names):
-            if time.perf_counter() > self.deadline:
+            if time.process_time() > self.deadline:
                 return
             tried.append(told)
             if holding := self._held((told,), told.tensors, base):
@@ -271,13 +271,13 @@ class Search:
                 left -= refutes(call, concerned, there) if there else set()
                 for each in told:
                     left &= {*each.within(left)}
-                if left.isdisjoint(self.wrong) or time.perf_counter() > self.deadline:
+                if left.isdisjoint(self.wrong) or time.process_time() > self.deadline:
                     return set()
         return left
 
     def _explains_some(self, told: Alternative, name: str) -> bool:
         """Whether an alternative explains a tensor in some failing call, and is refuted in none that holds."""
-        if time.perf_counter() > self.deadline:
+        if time.process_time() > self.deadline:
             return False
         alone, failing = (replace(told, tensors=(name,)),), self._failing((name,))
         holding = (call for call in self.calls if call not in failing and name in call.outputs.named())
@@ -293,12 +293,13 @@ def _in_order(names: Collection[str]) -> tuple[str, ...]:
 def search(cases: Iterable[Case], trial_of: Callable[[Case], Trial], seconds: float) -> Certificate | None:
     """Call a kernel on these cases, and return the certificate of what is wrong; None if nothing is.
 
-    Half of ``seconds`` is for the calls. A case that can't be run tells nothing.
+    ``seconds`` are those of the processor, so that other work on the machine changes nothing; half of them are for the
+    calls. A case that can't be run tells nothing.
     """
-    start, calls = time.perf_counter(), list[Known]()
+    start, calls = time.process_time(), list[Known]()
     for case in cases:
         with suppress(Exception):
             calls += filter(None, [known_call(trial_of(case))])
-        if time.perf_counter() > start + seconds / 2:
+        if time.process_time() > start + seconds / 2:
             break
     return Search(calls, start + seconds).certificate() if any(call.wrong for call in calls) else None

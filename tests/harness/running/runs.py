@@ -36,6 +36,8 @@ HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
 MOST_SECONDS = 20.0
 """A large case for which a kernel would take longer is not run."""
+SLOWED = 5.0
+"""What takes some seconds of a processor may take so many times as many on a machine that does other work."""
 SMALL = {"cpu": (128, 512), "cuda": (2048, 2048)}
 """The largest (seqlen_q, seqlen_k), by device type, for which a kernel's seconds are measured."""
 SEVERAL = 16
@@ -465,7 +467,7 @@ class Runs:
         Raises ChildDied, DeviceLost.
         """
         told = {"cases": [to_record(case) for case in cases], "seconds": seconds}
-        answer = self.child.ask(run.request("certificate", **told), 2 * seconds + LEAST_SECONDS)
+        answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + LEAST_SECONDS)
         return "; ".join(answer["words"]), tuple(answer["alternatives"])
 
     def look(self, run: Run) -> Seen:
