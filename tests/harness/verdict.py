@@ -1,5 +1,6 @@
 """What comes back from running one case: small, plain records that travel as JSON."""
 
+import json
 import math
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +33,8 @@ UNCLEAR = "unclear"
 """The kind of a finding that says neither that a case shows a bug nor that it holds."""
 ENDS = ("fault", "died", "hung")
 """The kinds after which nothing more can be asked of the process in which they were found."""
+DIGITS = 3
+"""Factors that were fitted to different calls are the same if they agree in so many digits."""
 FRAME = 'File "'
 """How a line of a traceback begins that says where a frame is."""
 CAUSED = "The above exception was the direct cause of the following exception:"
@@ -208,6 +211,23 @@ class Finding:
         known = not (self.has_lse_of_no_keys or other.has_lse_of_no_keys)
         apart = known and self.of_nan and other.of_nan and {*self.of_nan}.isdisjoint(other.of_nan)
         return self.signature == other.signature and not apart
+
+    @property
+    def instead(self) -> set[tuple[Any, ...]]:
+        """Return each alternative with each tensor that it concerns, to be compared with those of other findings.
+
+        Sizes of tiles are left out, as they may follow head_dim, and fitted numbers are rounded.
+        """
+        found = set[tuple[Any, ...]]()
+        for name, tensors, values in map(json.loads, self.alternatives):
+            told = {key: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for key, x in values.items()}
+            told.pop("tile", None)
+            found |= {(name, tensor, *sorted(told.items())) for tensor in tensors}
+        return found
+
+    def is_told_as(self, other: "Finding") -> bool:
+        """Whether two findings are of one bug by words alone: those of their origin, or of what is computed instead."""
+        return bool(self.origin and self.origin == other.origin) or not self.instead.isdisjoint(other.instead)
 
     def with_nan_of(self, other: "Finding") -> "Finding":
         """Return the finding with what another of the same bug did to NaN added."""

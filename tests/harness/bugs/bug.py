@@ -401,8 +401,8 @@ class Bug:
         1. Duplicates: one makes repeated calls differ, and the other does so too or comes and goes
            (``keeps_state_as``).
         2. A failure that comes and goes: duplicates if the tensors are related, as nothing tells its conditions.
-        3. Duplicates: the same exception at the same line, whatever its numbers, or the contract broken in the same
-           words.
+        3. Duplicates: the same exception at the same line, whatever its numbers, the contract broken in the same
+           words, or the same computation in place of attention.
         4. Distinct: kinds or tensors differ, or only one of them needs the arguments that its law adds.
         5. Both end the process: duplicates if they share a condition, or end it in the same words and one of them
            always does or neither has a condition.
@@ -419,7 +419,7 @@ class Bug:
             return True
         if self.failure.finding.kind == INTERMITTENT:
             return self.is_kin(other)
-        if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
+        if self.failure.finding.is_told_as(other.failure.finding):
             return True
         if not self.is_kin(other) or self.needs_arguments_of != other.needs_arguments_of:
             return False

@@ -206,7 +206,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
 
     The first rule that applies decides. Examples are of two bugs A and B.
 
-    1. Duplicates: both need huge strides, or one makes repeated calls differ and the other comes and goes, or one keeps
+    1. Duplicates: both need huge strides, or the same is computed in place of attention, or one makes repeated calls differ and the other comes and goes, or one keeps
        state that may spoil what the other was found by, whose smallest case holds: it was met after other calls. So are
        one that leaves memory unwritten, and NaN of an input that is lost in its tensor.
     2. Distinct: only one needs the arguments of its law, such as tables of angles.
@@ -229,6 +229,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         nothing.
     """
     if (known.is_huge and bug.is_huge) or known.keeps_state_as(bug) or bug.keeps_state_as(known):
+        return True
+    if known.failure.finding.is_told_as(bug.failure.finding):
         return True
     both = ((known, bug), (bug, known))
     if any(_is_kept_by(one, other, run) for one, other in both):

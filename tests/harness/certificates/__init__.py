@@ -1,1 +1,1 @@
-"""What a wrong kernel computes instead of attention: certificates, and the calls that they are made of."""
+"""Bugs of which it is certified what the kernel computes instead of attention."""

@@ -1,7 +1,6 @@
 """Bugs that have a certificate: how one is asked for, and which failures the certificates of known bugs explain."""
 
-import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,6 @@ from tests.harness.verdict import NUMBERS
 
 CERTIFICATE_SECONDS = 12.0
 """Seconds to find out what a kernel computes instead."""
-DIGITS = 3
-"""A factor that was fitted to other calls is the same if it agrees in so many digits."""
 FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
 """Fields that a second search for a certificate leaves as they are in the failing case."""
 
@@ -76,20 +73,3 @@ def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> li
         if bugs and runs.holds_as(broken.law, broken.case, broken.ignored, alternatives):
             return bugs
     return []
-
-
-def are_one(one: Bug, other: Bug) -> bool:
-    """Whether two bugs have the same certificate for some tensor: the same alternatives, with the same parameters.
-
-    Tiles of different sizes count as the same.
-    """
-    first, second = (set(_told(bug.failure.finding.alternatives)) for bug in (one, other))
-    return not first.isdisjoint(second)
-
-
-def _told(alternatives: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield each alternative with each tensor that it concerns, without sizes of tiles, which may follow head_dim."""
-    for name, tensors, values in map(json.loads, alternatives):
-        values.pop("tile", None)
-        rounded = {key: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for key, x in values.items()}
-        yield from ((name, tensor, *sorted(rounded.items())) for tensor in tensors)

@@ -26,7 +26,7 @@ from tests.harness.bugs.failure import (
     headline,
 )
 from tests.harness.bugs.suggested_claims import excluding, offered
-from tests.harness.certificates.certified import CERTIFICATE_SECONDS, are_one, certified
+from tests.harness.certificates.certified import CERTIFICATE_SECONDS, certified
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import COUNTS, ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
@@ -179,7 +179,8 @@ class Investigation:
     def is_known(self) -> bool:
         """Whether the conditions of the drawn case show that a known bug has a further symptom here."""
         bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
-        if any(are_one(other, bug) for other in self.known.bugs.values()):
+        mine = self.failure.finding.instead
+        if any(not mine.isdisjoint(other.failure.finding.instead) for other in self.others()):
             return True
         spend = self.beside_shrinking(NEEDS_SECONDS)
         asked = self.runs.oracle(is_precise=not self.known.precision.claims)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.contract import GRADIENTS, OUTPUTS
 from reference.alternatives.declaration import Moved, Scores
+from reference.alternatives.views import views
 from reference.arithmetic import Arithmetic
 from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds, fused_overflow
 from reference.family import Changes, in_words, widest
@@ -23,9 +24,8 @@ from reference.score_rule import broadcast
 from strategies.landmarks import MOST_LANDMARKS, landmarks
 from tests.harness.trial.outputs import form_of
 from tests.harness.trial.pattern import ComparedTensor
-from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.problem import Outputs, Problem, as_changed, given_of
 from tests.harness.trial.trial import Check, OutOfBounds, Trial
-from tests.harness.trial.views import views
 
 MOST_JUDGED = {"cpu": 2**20, "cuda": 2**24}
 """The most scores that are judged of a call, by device type; of a larger one they are those of some rows and heads."""
@@ -146,8 +146,9 @@ def judge(
         judge_rows(trial, p, replace(o, dk=None, dv=None), rows)
         return
     breach: Breach | None = None
-    for view in views(p, o, trial.alignment, trial.alternatives, names):
-        for piece in pieces(view.problem, view.outputs):
+    given = given_of(p, o, trial.alignment)
+    for view in views(given, trial.alternatives, [x for x in names if x in given]):
+        for piece in pieces(*as_changed(p, o, view.changed)):
             e = exact_of(trial, piece.problem, view.scores)
             judge_piece = _Judge(
                 trial, piece, view.rescaled(e), expressions, view.moved(e) or moved, view.names

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.contract import GRADIENTS, OUTPUTS
+from reference.alternatives import Given
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.layouts import are_first_columns, bits, changed_together, span
@@ -161,6 +162,23 @@ class Outputs:
         found = self.named()
         moved: dict[str, Any] = dict(zip(found, on_cpu([*found.values()]), strict=True))
         return replace(self, **moved)
+
+
+ARGUMENTS = ("q", "k", "v", "dout", "causal", "sm_scale", "key_padding_mask", "pattern", "rule", "diagonals")
+"""The fields of a problem that an alternative of ``reference.alternatives`` may change."""
+
+
+def given_of(p: Problem, o: Outputs, alignment: str) -> Given:
+    """Return the arguments of a call and what it returned, as alternatives take them."""
+    arguments = {name: getattr(p, name) for name in ARGUMENTS}
+    return {**arguments, "alignment": alignment, **o.named()}
+
+
+def as_changed(p: Problem, o: Outputs, changed: Given) -> tuple[Problem, Outputs]:
+    """Return a call and what it returned as alternatives have changed them."""
+    arguments: dict[str, Any] = {name: changed[name] for name in ARGUMENTS}
+    returned: dict[str, Any] = {name: changed[name] for name in o.named()}
+    return replace(p, **arguments), replace(o, **returned)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tests.harness.running": (*BELOW_RUNNING, "tests.harness.device", "kernels"),
     "tests.harness.bugs": (*BELOW_RUNNING, "tests.harness.running"),
     "tests.harness.report": BELOW_REPORT,
-    "tests.harness.diagnosis": (*BELOW_REPORT, "tests.harness.report"),
+    "tests.harness.certificates": BELOW_REPORT,
+    "tests.harness.diagnosis": (*BELOW_REPORT, "tests.harness.report", "tests.harness.certificates"),
     "tests.harness.session": (
         *BELOW_REPORT,
         "tests.harness.report",

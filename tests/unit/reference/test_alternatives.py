@@ -12,13 +12,13 @@ import torch
 from kernels.registry import load
 from reference.alternatives import Alternative, candidates, changes_of, named
 from reference.alternatives.declaration import BACKWARD, EVERY, KINDS, OUT_AND_LSE
+from reference.alternatives.views import views
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.certificates.search import Known, values
 from tests.harness.trial.judge import exact_of
-from tests.harness.trial.problem import Outputs
+from tests.harness.trial.problem import Outputs, as_changed, given_of
 from tests.harness.trial.trial import Trial
-from tests.harness.trial.views import given_of, views
+from tests.harness.worker.certificates import Known, values
 
 CASES = (
     Case(batch=2, heads_kv=2, group=2, seqlen_q=45, seqlen_k=75, head_dim=32, causal=True, sm_scale=0.3),
@@ -60,10 +60,11 @@ def made_by(told: Alternative, trial: Trial, outputs: Outputs) -> Outputs | None
     Its gradients follow from its own out and lse.
     """
     for names in (OUT_AND_LSE, BACKWARD):
-        for view in views(trial.problem, outputs, trial.alignment, (told,), names):
+        for view in views(given_of(trial.problem, outputs, trial.alignment), (told,), names):
             if any(not torch.equal(view.changed[x], view.given[x]) for x in outputs.named()):
                 return None
-            e = exact_of(trial, view.problem, view.scores)
+            changed, _ = as_changed(trial.problem, outputs, view.changed)
+            e = exact_of(trial, changed, view.scores)
             of_view, moved = values(view.changed, view.rescaled(e)), view.moved(e)
             for name in view.names:
                 value, _ = of_view[name]

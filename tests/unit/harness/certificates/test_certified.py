@@ -9,7 +9,7 @@ from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.certificates.certified import are_one, explained_by
+from tests.harness.certificates.certified import explained_by
 from tests.harness.verdict import Finding
 
 
@@ -32,11 +32,12 @@ def bug(*records: tuple[str, list[str], dict[str, Any]]) -> Bug:
     ],
 )
 def test_certificates_are_compared_tensor_by_tensor(one: Any, other: Any, same: bool) -> None:
-    assert are_one(bug(one), bug(other)) is same
+    assert bug(one).is_like(bug(other)) is same
 
 
 def test_bugs_without_a_certificate_are_not_compared() -> None:
-    assert not are_one(bug(), bug())
+    first, second = bug().failure.finding, bug().failure.finding
+    assert not first.is_told_as(second)
 
 
 class Answers:

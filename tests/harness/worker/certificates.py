@@ -20,14 +20,14 @@ from torch import Tensor
 from reference.alternatives import Alternative, Given, candidates
 from reference.alternatives.backward import gradients, has_gradients
 from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE
+from reference.alternatives.views import views
 from reference.bounds import Exact
 from reference.family import Family
 from reference.heads import unfold
 from strategies.case import Case
 from tests.harness.trial.judge import exact_of, is_large, judge
-from tests.harness.trial.problem import Outputs
+from tests.harness.trial.problem import Outputs, as_changed, given_of
 from tests.harness.trial.trial import LawBroken, OutOfBounds, Trial
-from tests.harness.trial.views import given_of, views
 
 FAR, LEAST_FAR = 8.0, 2.0**-10
 """A tensor is far from a value if it misses it by so many roundings of its dtype, or by that part of its norm.
@@ -106,8 +106,9 @@ class Known:
         p, found = self.trial.problem, set[str]()
         limit = max(LEAST_FAR, FAR * torch.finfo(p.dout.dtype).eps)
         try:
-            for view in views(p, self.outputs, self.trial.alignment, told, names):
-                e = view.rescaled(exact_of(self.trial, view.problem, view.scores))
+            for view in views(given_of(p, self.outputs, self.trial.alignment), told, names):
+                changed, _ = as_changed(p, self.outputs, view.changed)
+                e = view.rescaled(exact_of(self.trial, changed, view.scores))
                 expected, moved = values(view.changed, e), view.moved(e)
                 for name in view.names:
                     (value, size), actual = expected[name], view.changed[name].double()

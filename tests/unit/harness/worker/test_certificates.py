@@ -6,8 +6,8 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.certificates.probes import probes
-from tests.harness.certificates.search import Certificate, known_call, search
 from tests.harness.trial.trial import Trial
+from tests.harness.worker.certificates import Certificate, known_call, search
 from tests.unit.support import instead
 
 SECONDS = 60.0

@@ -8,32 +8,21 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 from torch import Tensor
 
-from reference.alternatives import Alternative, Given, changes_of
-from reference.alternatives.declaration import Moved, Scores
+from reference.alternatives.declaration import Alternative, Given, Moved, Scores, changes_of
 from reference.bounds import Exact
 from reference.heads import fold
-from tests.harness.trial.problem import Outputs, Problem
-
-ARGUMENTS = ("q", "k", "v", "dout", "causal", "sm_scale", "key_padding_mask", "pattern", "rule", "diagonals")
-"""The fields of a problem that an alternative may change."""
-
-
-def given_of(p: Problem, o: Outputs, alignment: str) -> Given:
-    """Return the arguments of a call and what it returned, as alternatives take them."""
-    arguments = {name: getattr(p, name) for name in ARGUMENTS}
-    return {**arguments, "alignment": alignment, **o.named()}
 
 
 @dataclass(frozen=True)
 class View:
-    """The tensors ``names`` of a call, with the alternatives that concern them; ``given`` is the call as it is."""
+    """The tensors ``names`` of a call, with the alternatives that concern them.
 
-    problem: Problem
-    outputs: Outputs
+    ``given`` is the call as it is, ``changed`` as it is judged.
+    """
+
     names: Sequence[str]
     given: Given
     changed: Given
@@ -61,12 +50,16 @@ class View:
         scales = (x.change.gradient_scale for x in self.alternatives)
         given = [of(self.changed) for of in scales if of is not None]
         e = replace(e, sm_scale=given[-1]) if given else e
-        if self.alternatives and self.outputs.lse is not None and {"out", "lse"}.isdisjoint(self.names):
-            blind = fold(self.outputs.lse, e.k.shape[1]) == -math.inf
+        if (
+            self.alternatives
+            and self.changed.get("lse") is not None
+            and {"out", "lse"}.isdisjoint(self.names)
+        ):
+            blind = fold(self.changed["lse"], e.k.shape[1]) == -math.inf
             hidden = blind[..., None]
             scores, weights = e.scores.masked_fill(hidden, -math.inf), e.weights.masked_fill(hidden, 0.0)
             e = replace(e, scores=scores, weights=weights, empty=e.empty | blind)
-        of_mask = self.problem.diagonals is not None and self.given["diagonals"] is None
+        of_mask = self.changed["diagonals"] is not None and self.given["diagonals"] is None
         return replace(e, is_part=False) if of_mask else e
 
     def moved(self, e: Exact) -> Mapping[str, Moved]:
@@ -88,17 +81,12 @@ def _after(first: Moved, second: Moved) -> Moved:
     return lambda value, bound: second(*first(value, bound))
 
 
-def views(
-    p: Problem, o: Outputs, alignment: str, alternatives: Sequence[Alternative], names: Collection[str]
-) -> Iterator[View]:
-    """Yield the call once for each set of those of its tensors ``names`` that the same alternatives concern.
+def views(given: Given, alternatives: Sequence[Alternative], names: Collection[str]) -> Iterator[View]:
+    """Yield a view of a call for each set of its tensors ``names`` that the same alternatives concern.
 
     Raises LookupError if an alternative can't be told of this call.
     """
-    given = given_of(p, o, alignment)
-    for told, concerned in changes_of(alternatives, filter(o.named().__contains__, names), given).items():
+    for told, concerned in changes_of(alternatives, names, given).items():
         calls = (x.change.call for x in told if x.change.call is not None)
         changed: Given = reduce(lambda g, call: call(g), calls, given)
-        arguments: dict[str, Any] = {name: changed[name] for name in ARGUMENTS}
-        returned: dict[str, Any] = {name: changed[name] for name in o.named()}
-        yield View(replace(p, **arguments), replace(o, **returned), concerned, given, changed, told)
+        yield View(concerned, given, changed, told)
