@@ -206,9 +206,10 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
 
     The first rule that applies decides. Examples are of two bugs A and B.
 
-    1. Duplicates: both need huge strides, or the same is computed in place of attention, or one makes repeated calls differ and the other comes and goes, or one keeps
-       state that may spoil what the other was found by, whose smallest case holds: it was met after other calls. So are
-       one that leaves memory unwritten, and NaN of an input that is lost in its tensor.
+    1. Duplicates: both need huge strides, or the same is computed in place of attention, or one makes repeated calls
+       differ and the other comes and goes, or one keeps state that may spoil what the other was found by, whose
+       smallest case holds: it was met after other calls. So are one that leaves memory unwritten, and NaN of an input
+       that is lost in its tensor.
     2. Distinct: only one needs the arguments of its law, such as tables of angles.
     3. Duplicates: A rounds most ordinary cases to float16, and B is an overflow of float16.
     4. Duplicates: both are rounding errors that no ordinary case shows, or that are the last bits of two calls which
