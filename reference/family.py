@@ -12,6 +12,7 @@ are at least those of every member.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -27,6 +28,9 @@ ALL_KEYS = 2**31
 
 MOST_PARTS = 32
 """The most parts of the keys that a split-KV kernel handles separately, at lengths up to 4096."""
+
+FIXED_PARTS = 8
+"""The most parts of the keys where their number is the same at all lengths; a part may be shorter than a tile then."""
 
 DELTAS = ("out", "probabilities", "weights")
 
@@ -51,6 +55,19 @@ class Family:
         return widest(
             replace(base, **changes) for base in self.bases for changes in ({}, *self.forward, *self.backward)
         )
+
+    def of_keys(self, keys: int) -> "Family":
+        """Return the designs as they are in calls with so many keys: with as many parts as these can be cut into.
+
+        A kernel that divides its work among more programs gives each part whole tiles of ``tile_min`` keys or more, the
+        first and the last part excepted; one that does not has ``FIXED_PARTS`` at most. What is declared for a base, as
+        by a kernel that knows the number of its parts, stays.
+        """
+        most = max(FIXED_PARTS, math.ceil(keys / self.bases[0].tile_min) + 1)
+        forward = tuple(
+            {**way, "merged": min(way["merged"], most)} if "merged" in way else way for way in self.forward
+        )
+        return self if forward == self.forward else replace(self, forward=forward)
 
     def claimed(self, changes: Changes) -> "Family":
         """Return the family of a kernel of which these fields are claimed.
