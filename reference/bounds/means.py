@@ -23,8 +23,7 @@ Three kinds of errors are added up differently.
   GPU, the rounded constant scale * log2 e, casts and operands that are truncated, and the drift of tensor cores, whose
   sums are truncated: n / 2 steps of the partial sum (``accumulation.probable_steps``). Float32 products of an IEEE unit
   have no drift. Where a truncation drops a part of each product, the mean part is dropped of the sum, and what differs
-  from it has random signs.
-
+  from it has random signs. A cast that truncates drops half a unit in the last place in the mean, and never adds any.
 - Where a number of 16 bits is multiplied by a constant and rounded to 16 bits again, its error follows from its
   fraction alone, of which there are 128 in bfloat16. These do not average out: a factor of 1 + u/2 moves no number.
   So a q or k that is scaled and rounded, scores in 16 bits that are scaled, and gradients that are stored before they
@@ -43,8 +42,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
-from reference.bounds.accumulation import probable_partial_sum
+from reference.arithmetic import BFLOAT16, FP32_ROUNDOFF, PARTIAL_STORES, TF32_TRUNCATED, Arithmetic
 from reference.bounds.backward import stores_in_between, stores_in_group
 from reference.bounds.exact import Exact
 from reference.bounds.forward import merge_error, part_error, sum_error
@@ -53,15 +51,20 @@ from reference.masks import hide
 
 FACTOR, SHIFT, DELTA = "factor", "shift", "delta"
 """The regressors: the exact tensor, its size, and what a relative error of delta does to dq and dk."""
+INSTEAD_OF = {BFLOAT16.name: TF32_TRUNCATED.roundoff / 2}
+"""What is lost, in the mean, by a design that does not cast P and dS to a format, but truncates them to more bits.
+
+A kernel that converts its inputs to float32, and multiplies in tf32, does so with bfloat16: its errors are smaller.
+"""
 FLUSHED = 4.0
 """A cast of what is below this many times its smallest error may lose all of it, in one direction."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The slope of a tensor along a regressor, that of the ``exact`` tensor, and how far a sound kernel's is from it.
+    """What the slope of a tensor along a regressor should be about, and how far a sound kernel's is from it.
 
-    ``regressor`` has the folded shape of the tensor.
+    ``regressor`` and ``exact``, the exact tensor, have the folded shape of the tensor.
     """
 
     tensor: str
@@ -78,29 +81,43 @@ class Mean:
 
 @dataclass
 class _Total:
-    """What errors of all kinds add up to: those of one direction, and the squares of those with random signs."""
+    """What errors of all kinds add up to: those of one direction, and the squares of those with random signs.
+
+    They lie around ``centre``, which is not 0 where numbers may be cut.
+    """
 
     drift: Tensor = field(default_factory=lambda: torch.zeros(()))
     squares: Tensor = field(default_factory=lambda: torch.zeros(()))
+    centre: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def add(self, shares: Tensor, *, drift: float | Tensor = 0.0, random: float | Tensor = 0.0) -> None:
         """Add errors with these shares: up to ``drift`` in one direction, and ``random`` ones up to that size."""
         self.drift = self.drift + (shares.abs() * drift).sum()
         self.squares = self.squares + (shares * random).square().sum()
 
+    def add_cut(self, shares: Tensor, mean: float) -> None:
+        """Add what a truncation may drop: between nothing and ``mean`` in the mean, and twice that at most."""
+        whole = shares.sum() * (mean / 2)
+        self.centre = self.centre - whole
+        self.drift = self.drift + whole.abs()
+        self.squares = self.squares + (shares * (2 * mean)).square().sum()
+
     def bound(self, deviations: float) -> float:
         """Return the largest error of a sum of such shares."""
         return float(self.drift + deviations * self.squares.sqrt())
 
 
-def drift_of_sum(a: Arithmetic, terms: int, value: Tensor, root: Tensor) -> Tensor:
-    """Return the drift of sums of ``terms`` products in a tensor core, by their values and roots of squares.
+def partial_sum(value: Tensor, root: Tensor) -> Tensor:
+    """Return the root mean square of all partial sums of x_i, given value = sum x_i and root = sqrt(sum x_i^2).
 
-    It is half a roundoff of the partial sum at each step (``accumulation.probable_steps``). In random order, the sum of
-    the first j of n products has a mean square of (j/n)^2 x^2 + (j/n) root^2 at most; over all j, the root of that is
-    x / 2 + 2/3 root at most.
+    In random order, the sum of the first j of n terms has a mean square of (j/n)^2 value^2 + (j/n) root^2 at most.
     """
-    return (0.5 * value.abs()).add_(root, alpha=2 / 3) * (0.5 * terms * a.accumulate)
+    return (value.square() / 3).add_(root.square(), alpha=0.5).sqrt_()
+
+
+def drift_of_sum(a: Arithmetic, terms: int) -> float:
+    """Return the drift of a sum of products in a tensor core, relative to ``partial_sum``: see ``probable_steps``."""
+    return 0.5 * terms * a.accumulate
 
 
 def means(
@@ -135,7 +152,7 @@ def means(
     for (name, along, r), total in pairs:
         norm = float(r.square().sum())
         if norm:
-            expected = float((exact[name] * r).sum()) / norm
+            expected = float((exact[name] * r).sum() + total.centre) / norm
             yield Mean(name, along, r, exact[name], expected, total.bound(deviations) / norm)
 
 
@@ -159,8 +176,8 @@ class _Forward:
 
     @cached_property
     def score_size(self) -> Tensor:
-        """The size of the largest partial sum of each score."""
-        return probable_partial_sum(self.scores.abs(), self.score_root)
+        """The size of the partial sums of each score."""
+        return partial_sum(self.scores, self.score_root)
 
     @cached_property
     def of_exponentials(self) -> Tensor:
@@ -195,7 +212,7 @@ class _Forward:
         steps = 8 * FP32_ROUNDOFF * (self.scores.abs() + away)
         total.add(shares, random=math.sqrt(head_dim) * a.accumulate * self.score_size + steps)
         if self.drifts:
-            total.add(shares, drift=drift_of_sum(a, head_dim, self.scores, self.score_root))
+            total.add(shares * self.score_size, drift=drift_of_sum(a, head_dim))
         if a.operand_rounding:
             total.add(shares, drift=2 * a.operand_rounding * self.scores.abs())
             total.add(shares, random=2 * a.operand_rounding * self.score_size)
@@ -223,10 +240,8 @@ class _Forward:
     def add_casts(self, total: _Total, value: Tensor, factors: Tensor, casts: int = 1) -> None:
         """Add the errors of casts of ``value`` (B, H, R, N) to the format of the weights, times ``factors``."""
         w, shares = self.a.weights, value * factors
-        of_density = casts * w.roundoff**2
-        total.add(
-            shares, random=math.sqrt(casts) * w.roundoff, drift=w.roundoff if w.truncates else of_density
-        )
+        total.add(shares, random=math.sqrt(casts) * w.roundoff, drift=casts * w.roundoff**2)
+        total.add_cut(shares, w.roundoff / 2 if w.truncates else INSTEAD_OF.get(w.name, 0.0))
         total.add(factors.masked_fill(value == 0, 0.0), random=w.underflow)
         total.add(shares.masked_fill(value.abs() >= FLUSHED * w.underflow, 0.0), drift=1.0)
 
@@ -234,14 +249,14 @@ class _Forward:
         self, total: _Total, r: Tensor, value: Tensor, root: Tensor, terms: int, stores: float
     ) -> None:
         """Add the errors of sums of products in float32, and of their stores, the last and ``stores`` before it."""
-        a, size = self.a, probable_partial_sum(value.abs(), root)
+        a, size = self.a, partial_sum(value, root)
         total.add(r * size, random=math.sqrt(terms) * a.accumulate)
         if self.drifts:
-            total.add(r, drift=drift_of_sum(a, terms, value, root))
+            total.add(r * size, drift=drift_of_sum(a, terms))
         if a.operand_rounding:
             total.add(r * value, drift=a.operand_rounding)
             total.add(r * root, random=a.operand_rounding)
-        total.add(r * size, random=stores * a.output.roundoff, drift=stores * a.output.roundoff**2)
+        total.add(r * size, random=math.sqrt(stores) * a.output.roundoff, drift=stores * a.output.roundoff**2)
         total.add(r * value, random=a.output.roundoff, drift=a.output.roundoff**2 + 4 * FP32_ROUNDOFF**2)
         total.add(r, random=(1 + stores) * a.output.underflow)
 
@@ -267,7 +282,7 @@ class _Forward:
             total.add(largest, drift=merge_error(a, terms))
         root = (p.square() @ e.v.square()).sqrt_()
         if a.merged_by_difference:
-            total.add(r * probable_partial_sum(e.out.abs(), root), drift=PARTIAL_STORES * a.difference_error)
+            total.add(r * partial_sum(e.out, root), drift=PARTIAL_STORES * a.difference_error)
         self.add_sums(total, r, e.out, root, terms, PARTIAL_STORES * a.rounded_partials)
         return total
 
@@ -373,9 +388,7 @@ class _Backward:
         stores = stores_in_between(rows, a.dk_dv_rows) + stores_in_group(a, e.group)
         f.add_sums(total, r, self.dv, root, rows, stores + PARTIAL_STORES * a.rounded_partials)
         if a.merged_by_difference:
-            total.add(
-                r * probable_partial_sum(self.dv.abs(), root), drift=PARTIAL_STORES * a.difference_error
-            )
+            total.add(r * partial_sum(self.dv, root), drift=PARTIAL_STORES * a.difference_error)
         return total
 
     @property
@@ -397,11 +410,11 @@ class _Backward:
         of_p, shares = self.p * factors, self.ds * factors
         f.add_weights(total, shares, self.shift, self.of_exponentials)
         self._add_rounded_lse(total, shares)
-        size = probable_partial_sum(self.dp.abs(), self.dp_root)
+        size = partial_sum(self.dp, self.dp_root)
         total.add(of_p * size, random=math.sqrt(width) * a.accumulate)
         total.add(of_p * (self.dp.abs() + self.delta.abs()), random=4 * FP32_ROUNDOFF)
         if self.drifts:
-            total.add(of_p, drift=drift_of_sum(a, width, self.dp, self.dp_root))
+            total.add(of_p * size, drift=drift_of_sum(a, width))
         if a.operand_rounding:
             total.add(of_p * self.dp, drift=2 * a.operand_rounding)
             total.add(of_p * self.dp_root, random=2 * a.operand_rounding)
@@ -434,7 +447,7 @@ class _Backward:
             total, r, value * e.sm_scale, root * abs(e.sm_scale), terms if name == "dq" else rows, stores
         )
         if a.merged_by_difference:
-            whole = probable_partial_sum(value.abs(), root) * abs(e.sm_scale)
+            whole = partial_sum(value, root) * abs(e.sm_scale)
             total.add(r * whole, drift=4 * PARTIAL_STORES * a.difference_error)
         return total
 
@@ -446,7 +459,7 @@ class _Backward:
         a, e, of_terms = self.a, self.e, self.p * self.dp
         terms, width = e.k.shape[-2], e.v.shape[-1]
         products = self.dout * self.out
-        size = probable_partial_sum(self.delta.abs(), products.square().sum(-1, keepdim=True).sqrt())
+        size = partial_sum(self.delta, products.square().sum(-1, keepdim=True).sqrt())
         total.add(shares * size, random=math.sqrt(width + terms) * FP32_ROUNDOFF)
         if a.delta != "out" or a.saved_weights:
             total.add(shares * products, random=a.output.roundoff)
