@@ -61,7 +61,7 @@ class Law:
             for all, or any "calls". If repeats of a call differ, it fails.
         adds_arguments: whether its calls are those of a basic law with further arguments, as tables of angles, which no
             call of the claim ``ragged`` takes.
-        needs_gpu: whether its calls are about what a CPU has not, as streams. On a CPU it has no test.
+        only_on: the one type of device, "cpu" or "cuda", on which it is tried; "" for any. On others it has no test.
         costs: how many times as long as those of other laws its cases take: in a run by examples it has so many times
             fewer of them.
         place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
@@ -81,14 +81,18 @@ class Law:
     sets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     adds_arguments: bool = False
-    needs_gpu: bool = False
+    only_on: str = ""
     costs: int = 1
     place: float = math.inf
 
     def __call__(self, trial: OnCase) -> None:
         """Check the law on a trial of what it is about. Raises LawBroken, Refused, or CannotRun."""
-        if trial.case.dtype in self.dtypes and not (self.needs_gpu and trial.device == "cpu"):
+        if trial.case.dtype in self.dtypes and self.is_tried_on(trial.device):
             self.check(trial)
+
+    def is_tried_on(self, device: str) -> bool:
+        """Whether it is tried on a device, such as ``cpu`` or ``cuda:1``."""
+        return self.only_on in ("", device.partition(":")[0])
 
     @property
     def judges_gradients(self) -> bool:

@@ -35,7 +35,7 @@ REFUSED = "{{}} can't be captured in a CUDA graph, which is no bug: {}"
     place=15,
     stands_alone=True,
     compares=("repeats",),
-    needs_gpu=True,
+    only_on="cuda",
     costs=4,
 )
 def streams(trial: Trial) -> None:

@@ -355,7 +355,7 @@ def coverage_of(c: Capabilities, device_type: str) -> Coverage:
     found: dict[object, Design] = {}
     for declared in map(law_named, LAWS):
         dtypes = [dtype for dtype in c.dtypes if declared.applies_to(c, dtype)]
-        dtypes = [] if declared.needs_gpu and device_type == "cpu" else dtypes
+        dtypes = dtypes if declared.is_tried_on(device_type) else []
         if dtypes and not declared.expects_refusal:
             spaces = [
                 Space(capabilities=c, dtype=dtype, device_type=device_type, **declared.draws)

@@ -47,8 +47,10 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     lines += [f"not run: {reason}" for reason in plan.unavailable]
     if plan.device != "cpu" and torch.cuda.device_count() == 1:
         lines.append("not run: calls beside another current device, as there is one GPU")
-    if plan.device == "cpu":
-        lines += [f"not run: law `{name}`, which needs a GPU" for name in LAWS if law_named(name).needs_gpu]
+    elsewhere = (name for name in LAWS if not law_named(name).is_tried_on(plan.device))
+    lines += [
+        f"not run: law `{name}`, which is tried on {law_named(name).only_on} alone" for name in elsewhere
+    ]
     lines += [f"an earlier run was cut off in a case, which comes first now: {path}" for path in unfinished]
     return lines
 

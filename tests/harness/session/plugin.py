@@ -67,7 +67,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     plan = collector.config.stash.get(PLAN, None)
     if plan is None:
         raise pytest.UsageError("the property tests were not given by their path: expected tests/properties")
-    if obj.needs_gpu and plan.device == "cpu":
+    if not obj.is_tried_on(plan.device):
         return []
     turns = [turn for turn in (x.of_cost(obj.costs) for x in plan.turns) if turn.examples != 0]
     return [

@@ -101,7 +101,7 @@ def checked(recorder: Recorder, law: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("law", [law for law in LAWS if not law_named(law).needs_gpu])
+@pytest.mark.parametrize("law", [law for law in LAWS if law_named(law).is_tried_on("cpu")])
 def test_tensors_of_plain_calls_lie_in_the_layout_claimed(law: str, layout: str) -> None:
     if not law_named(law).applies_to(CLAIMS, "float16"):
         pytest.skip("the kernel does not claim what the law is about")
