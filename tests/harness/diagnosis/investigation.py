@@ -243,10 +243,17 @@ class Investigation:
         return self.runs.clock.meter(max(self.haste, LEAST_HASTE) * seconds, calls)
 
     def found(self, case: Case) -> Finding | None:
-        """Run the failure's law on a case, and return the finding, whatever bug causes it; it is remembered."""
+        """Run the failure's law on a case, and return the finding, whatever bug causes it; it is remembered.
+
+        No less precise design explains what the failure's certificate does.
+        """
         f, designs = self.failure, ALL_DESIGNS if self.known.precision.common else ONE_DESIGN
         run = partial(self.runs.judged, safety=SHRINKING_SAFETY, explained=True, designs=designs)
-        self.answers[f.law, case] = finding = self.counted(run(f.law, case, f.ignored))
+        finding, instead = run(f.law, case, f.ignored), f.finding.alternatives
+        is_told = bool(finding and finding.explained_by and instead)
+        if finding and is_told and self.runs.holds_as(f.law, case, f.ignored, instead):
+            finding = replace(finding, explained_by=(), likely=())
+        self.answers[f.law, case] = finding = self.counted(finding)
         return finding
 
     def found_anew(self, case: Case) -> Finding | None:
@@ -258,14 +265,12 @@ class Investigation:
     def counted(self, finding: Finding | None) -> Finding | None:
         """Return a finding as it counts for this failure.
 
-        1. As it is, if no less precise design explains it, or if this failure is of that kind or a rounding error, or
-           has a certificate.
+        1. As it is, if no less precise design explains it, or if this failure is of that kind or a rounding error.
         2. As none, if the kernel is known to be that imprecise: the case counts as passed.
         3. As unclear: the case counts neither as passed nor as failed.
         """
         mine = self.failure.finding
-        is_told = mine.explained_by or mine.alternatives
-        if finding is None or is_told or not finding.explained_by or is_small(mine):
+        if finding is None or mine.explained_by or not finding.explained_by or is_small(mine):
             return finding
         usual = not {*finding.explained_by}.isdisjoint(self.known.precision.common)
         return None if usual else replace(finding, kind=UNCLEAR)
@@ -273,8 +278,7 @@ class Investigation:
     def new(self, case: Case) -> Finding | None:
         """Return the finding of a case unless known bugs or a less precise design explain it."""
         finding = self.found(case)
-        mine = self.failure.finding
-        if finding and finding.explained_by and not (mine.explained_by or mine.alternatives):
+        if finding and finding.explained_by and not self.failure.finding.explained_by:
             return None
         suspects = [bug for bug in self.others() if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:

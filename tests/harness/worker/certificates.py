@@ -149,14 +149,22 @@ def known_call(trial: Trial) -> Known | None:
 
 @dataclass
 class Certificate:
-    """What explains the wrong tensors of all calls: ``alternatives``; ``tied`` are others that explain them as well.
+    """What explains the wrong tensors of all calls: ``alternatives``. Nothing explains the tensors ``unexplained``.
 
-    ``unexplained`` are the tensors that nothing explains.
+    ``tied`` has, by name, the words of another alternative that explains the same.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
-    tied: list[Alternative] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
     unexplained: set[str] = field(default_factory=set)
+
+    @property
+    def words(self) -> list[str]:
+        """Say what the kernel computes instead, and what no call has told apart from that."""
+        return [
+            f"{x.words} (or {self.tied[x.name]})" if x.name in self.tied else x.words
+            for x in self.alternatives
+        ]
 
 
 @dataclass
@@ -214,7 +222,11 @@ class Search:
                 break
             for each in best:
                 found.alternatives.append(replace(each, tensors=_in_order(explained[best] & of_call)))
-            found.tied += [x for tie in explained if tie != best and covered <= explained[tie] for x in tie]
+            others = (
+                x for x, tensors in explained.items() if x[0].name != best[0].name and covered <= tensors
+            )
+            for other in islice(others, 1):
+                found.tied[best[0].name] = " and ".join(x.words for x in other)
             left = [x for x in left if x not in covered]
 
     def _solutions(

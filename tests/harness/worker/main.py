@@ -188,8 +188,9 @@ class Worker:
             return Trial(kernel, case, self.device, run.safety, home=home_of(case, self.device))
 
         found = search(map(from_record, request["cases"]), trial_of, request["seconds"])
-        told = found.alternatives if found and not found.unexplained else []
-        return {"words": [x.words for x in told], "alternatives": [json.dumps(x.record) for x in told]}
+        if found is None or found.unexplained:
+            return {"words": [], "alternatives": []}
+        return {"words": found.words, "alternatives": [json.dumps(x.record) for x in found.alternatives]}
 
     def do_in_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether a case holds if the programs of each launch run one after the other, as in a script."""
