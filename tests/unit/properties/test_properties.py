@@ -361,6 +361,8 @@ def test_law_alone_catches_its_bug(law: str) -> None:
         "backward",
     ):  # these two judge the same of calls in other ways, and after other calls
         del found["calls"], found["sequences"]
+    if law == "backward":  # the mean of what is too large everywhere is too large as well
+        del found["unbiased"]
     assert not any(found.values()), "\n".join(f"{name}: {text}" for name, text in found.items() if text)
 
 
