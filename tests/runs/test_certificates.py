@@ -1,0 +1,47 @@
+"""What a kernel computes instead is told in the first line of a report, and explains later failures of a run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strategies.case import Case
+from tests.harness.bugs.failure import headline
+from tests.harness.law import law_named
+from tests.harness.report.wording import conditions_of
+from tests.unit.support import instead
+from tests.unit.support.running import SubjectOf, report_of
+
+INSTEAD = Path(instead.__file__)
+DRAWN = Case(heads_kv=2, group=2, seqlen_q=40, seqlen_k=70, head_dim=32, causal=True, sm_scale=0.3)
+
+pytestmark = pytest.mark.usefixtures("unscripted")
+
+
+def test_it_is_the_first_line_of_a_report_and_needs_no_conditions(subject_of: SubjectOf) -> None:
+    subject = subject_of("tail_of_rows", toys=INSTEAD)
+    subject.check(law_named("backward"), DRAWN)
+    (bug,) = subject.known.bugs.values()
+    (words,) = instead.INSTEAD["tail_of_rows"]
+    assert words in headline(bug.failure)
+    assert conditions_of(bug) == ""
+    lines = (report_of(subject) / "report.md").read_text().splitlines()
+    assert words in lines[0]
+
+
+def test_a_later_failure_that_it_explains_is_counted_for_it(subject_of: SubjectOf) -> None:
+    subject = subject_of("tail_of_rows", toys=INSTEAD)
+    subject.check(law_named("backward"), DRAWN)
+    subject.check(law_named("backward"), replace(DRAWN, seqlen_q=75, causal=False, dtype="float16"))
+    (bug,) = subject.known.bugs.values()
+    assert subject.known.blamed[bug.key, "backward"] == 2
+
+
+def test_it_is_told_in_place_of_a_less_precise_design(subject_of: SubjectOf) -> None:
+    """Without it, a delta that is 3 % too large is told as that of a kernel in tf32."""
+    subject = subject_of("more_delta", toys=INSTEAD)
+    subject.check(law_named("backward"), replace(DRAWN, causal=False))
+    (bug,) = subject.known.bugs.values()
+    (words,) = instead.INSTEAD["more_delta"]
+    assert bug.failure.finding.certificate.startswith(words)
+    assert not subject.known.precision.claims
