@@ -10,6 +10,11 @@ from reference.alternatives.declaration import BACKWARD, DQ, EVERY, OUT_AND_LSE,
 from reference.bounds import Exact
 from reference.heads import fold
 
+LEAST = 2.0**-12
+"""The least distance of a fitted factor from 1, and the least fitted shift.
+
+An exponential that errs by 1e-4, as that of a less precise design may, can err so everywhere.
+"""
 OTHER_SCALES: dict[str, Callable[[float, int, int], float]] = {
     "the default 1 / sqrt(head_dim), whatever is given": lambda given, d, d_v: d**-0.5,
     "left out": lambda given, d, d_v: 1.0,
@@ -55,7 +60,7 @@ def _of_scores(g: Given, e: Exact) -> Iterator[float]:
         value -= float(slope @ (scaled.logsumexp(-1) - lse) / (slope @ slope).clamp_min(1e-30))
         if not 0.05 < abs(value) < 20.0:
             return
-    if abs(value - 1.0) > 1e-4:
+    if abs(value - 1.0) > LEAST:
         yield value
 
 
@@ -89,12 +94,12 @@ def scale_of_gradients(which: str) -> Change:
 
 
 def factor(actual: Tensor, expected: Tensor) -> Iterator[float]:
-    """Yield the factor by which an actual tensor is nearest to what is expected, unless that is 1 or unknown."""
+    """Yield the factor by which an actual tensor is nearest to what is expected, unless that is about 1, or unknown."""
     known = actual.isfinite() & expected.isfinite()
     x, y = expected[known].double(), actual[known].double()
     if len(x) and float(x @ x) > 0:
         found = float(x @ y / (x @ x))
-        if abs(found) > 1e-6 and abs(found - 1.0) > 1e-5:
+        if found and abs(found - 1.0) > LEAST:
             yield found
 
 
@@ -173,7 +178,7 @@ def _shift(g: Given, e: Exact) -> Iterator[float]:
     if g.get("lse") is not None:
         apart = fold(g["lse"], g["k"].shape[1]).double() - e.lse
         known = apart[apart.isfinite()]
-        if len(known) and abs(float(known.median())) > 1e-6:
+        if len(known) and abs(float(known.median())) > LEAST:
             yield float(known.median())
 
 
