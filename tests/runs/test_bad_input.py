@@ -382,7 +382,7 @@ class TestCommandLine:
         [
             (
                 "one_query",
-                ["--hypothesis-seed=4"],
+                ["--hypothesis-seed=5"],
                 r"\(seqlen_q must be 1\); claim less: --claims max_seqlen_q=1( --.*)? \(tried: .*\)",
             ),
             (
