@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from reference.alternatives.declaration import BACKWARD, DQ, EVERY, OUT_AND_LSE, Change, Given, alternative
+from reference.alternatives.masks import TILES
 from reference.bounds import Exact
 from reference.heads import fold
 
@@ -129,7 +130,7 @@ def other_base(which: str) -> Change:
     "lse is in base 2 in the rows past the last whole tile of {tile}",
     scopes=(("lse",), ("lse", *BACKWARD)),
     when=lambda g: g.get("lse") is not None,
-    tile=(16, 32, 64, 128),
+    tile=TILES,
 )
 def base_of_tail(tile: int) -> Change:
     """The last tile of rows is stored by other code."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from reference.alternatives.declaration import OUT_AND_LSE, Change, Given, Moved, Scores, alternative
+from reference.alternatives.masks import TILES
 from reference.bounds import Exact
 
-TILES = (16, 32, 64, 128)
 ORDER = {2: "second", 3: "third", 4: "fourth"}
 
 

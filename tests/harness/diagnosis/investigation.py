@@ -303,7 +303,10 @@ class Investigation:
         if self.needs_earlier_calls and self.found(replace(case, earlier=())) is not None:
             return None
         found = replace(
-            finding.with_nan_of(mine), certificate=mine.certificate, alternatives=mine.alternatives
+            finding.with_nan_of(mine),
+            certificate=mine.certificate,
+            alternatives=mine.alternatives,
+            of_some=mine.of_some,
         )
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 

@@ -93,7 +93,7 @@ def test_what_it_computes_is_explained_by_it_and_not_by_attention(kind: str) -> 
                 continue
             if made is None:
                 pytest.skip(
-                    "it changes back what a kernel returned: planted kernels show it in test_search.py"
+                    "it changes back what a kernel returned: planted kernels show it in test_certificates.py"
                 )
             tried += 1
             call = Known(trial, made, frozenset())
