@@ -150,6 +150,11 @@ def lies_as(x: Tensor, layout: str) -> bool:
     return starts_late == (layout == "offset") and x.stride() == _STRIDES[layout](*x.shape)
 
 
+def writable(layouts: Sequence[str]) -> list[str]:
+    """Return those layouts in which a tensor may be written to, since no two of its entries share memory."""
+    return [layout for layout in layouts if layout not in REPEATED]
+
+
 def can_hold(x: Tensor, layout: str) -> bool:
     """Whether a tensor laid out so keeps its numbers: an expanded layout repeats the first slice of them."""
     if layout not in REPEATED:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strategies.case import OF_SEED
-from strategies.layouts import REPEATED, Window, are_first_columns, changed_together, place
+from strategies.layouts import Window, are_first_columns, changed_together, place, writable
 
 MOST_SPARE = 3
 """The most pages that belong to no sequence."""
@@ -27,7 +27,7 @@ def page_size_of(sizes: Sequence[int], keys: int, chance: random.Random) -> int:
 
 def pool_layouts(claimed: Sequence[str]) -> list[str]:
     """Return those of the claimed layouts that a pool of different pages may have; ``huge`` is a last resort."""
-    able = [layout for layout in claimed if layout not in REPEATED]
+    able = writable(claimed)
     return [layout for layout in able if layout != "huge"] or able
 
 

@@ -347,7 +347,8 @@ def appended(trial: Trial, p: Problem, case: Case) -> None:
     in_a_pool = "paged" in claimed and ("cache" not in claimed or trial.chance("in a pool").random() < 0.5)
     lengths = with_new_keys(trial, case, new, in_a_pool=in_a_pool)
     pages = pool(trial, case, p, lengths, new) if in_a_pool else one_page_each(p.k, p.v)
-    if (cache := in_claimed_layouts(trial, p if in_a_pool else replace(p, k=pages.k, v=pages.v))) is None:
+    given = p if in_a_pool else replace(p, k=pages.k, v=pages.v)
+    if (cache := in_claimed_layouts(trial, given, is_written=True)) is None:
         return
     cache = replace(cache, k=pages.k, v=pages.v) if in_a_pool else cache
     pages = replace(pages, k=cache.k, v=cache.v)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.contract import LAYOUTS, RAGGED_KEYWORDS, Capabilities
 from strategies.case import OF_SEED, TENSORS, Case
-from strategies.layouts import Window, bits, changed_together, fitting, place
+from strategies.layouts import Window, bits, changed_together, fitting, place, writable
 from strategies.pages import Pages, in_pages, page_size_of, pool_layouts
 from strategies.ways import WAYS
 from tests.harness.trial.problem import Outputs, Problem
@@ -148,7 +148,7 @@ class RaggedForm:
         keys, claimed = p.k.shape[2], self.claims.ragged
         first = keys - self.chance("new keys of all").randint(1, keys)
         last, windows_of_last = self._placed(p.with_both(lambda x: x[:, :, first:]))
-        placed, windows = self._placed(p)
+        placed, windows = self._placed(p, is_written=True)
         in_a_pool = "paged" in claimed and ("cache" not in claimed or self.chance("in a pool").random() < 0.5)
         whole = Pages(placed.k, placed.v, torch.arange(len(p.k), device=p.k.device)[:, None])
         pages = self._pages(p) if in_a_pool else whole
@@ -173,22 +173,24 @@ class RaggedForm:
         layouts, lengths = pool_layouts(self.claims.layouts) or LAYOUTS[:1], [keys] * len(p.k)
         return in_pages(p.k, p.v, lengths, page_size, layouts, chance, order=order, pool=self.case.pool)
 
-    def _placed(self, p: Problem) -> tuple[Problem, dict[str, Window]]:
-        return placed(p, self.case, self.claims, self.poison)
+    def _placed(self, p: Problem, *, is_written: bool = False) -> tuple[Problem, dict[str, Window]]:
+        return placed(p, self.case, self.claims, self.poison, is_written=is_written)
 
 
 def placed(
-    p: Problem, case: Case, claims: Capabilities, poison: float = math.nan
+    p: Problem, case: Case, claims: Capabilities, poison: float = math.nan, *, is_written: bool = False
 ) -> tuple[Problem, dict[str, Window]]:
     """Return a problem with its tensors placed in the layouts of a case, and the windows that they are.
 
-    A tensor whose numbers its layout cannot hold is placed in another one that is claimed, or in the first of all.
+    A tensor whose numbers its layout cannot hold is placed in another one that is claimed, or in the first of all. If
+    the kernel writes to k and v, ``is_written``, no two of their entries share memory.
     """
     windows: dict[str, Window] = {}
     preferred = dict(zip(TENSORS, case.layouts, strict=True))
 
     def one(name: str, x: Tensor) -> Tensor:
-        layout = fitting(x, claims.layouts, preferred[name]) or LAYOUTS[0]
+        able = writable(claims.layouts) if is_written and name in ("k", "v") else claims.layouts
+        layout = fitting(x, able, preferred[name]) or LAYOUTS[0]
         windows[name] = place(x, layout, margin_value=poison, device=x.device)
         return windows[name].tensor
 

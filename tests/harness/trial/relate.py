@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.contract import LAYOUTS, OUTPUTS, can_be_ragged
 from reference.bounds import Exact, ForwardBounds, backward_bounds, forward_bounds, fused_overflow
 from reference.heads import fold, unfold
-from strategies.layouts import changed_together, laid_out, lies_as, place
+from strategies.layouts import changed_together, laid_out, lies_as, place, writable
 from tests.harness.trial.judge import exact_of
 from tests.harness.trial.problem import Outputs, Problem
 from tests.harness.trial.trial import Check, Trial, gradients_given
@@ -114,17 +114,19 @@ def asked(trial: Trial, p: Problem) -> Problem | None:
     return in_claimed_layouts(trial, p) if is_claimed else None
 
 
-def in_claimed_layouts(trial: Trial, p: Problem) -> Problem | None:
+def in_claimed_layouts(trial: Trial, p: Problem, *, is_written: bool = False) -> Problem | None:
     """Return a problem with a copy of each tensor that lies in no claimed layout; None if no such copy can be made.
 
-    Views are left as they are if every layout is claimed, since any strides are then.
+    Views are left as they are if every layout is claimed, since any strides are then. If the kernel writes to k and v,
+    ``is_written``, a copy of these lies in a layout in which no two entries share memory.
     """
     claimed, case = trial.kernel.capabilities.layouts, trial.case
     if set(LAYOUTS) <= set(claimed):
         return p
-    k = laid_out(p.k, claimed, case.k_layout)
+    of_keys = writable(claimed) if is_written else claimed
+    k = laid_out(p.k, of_keys, case.k_layout)
     q, dout = laid_out(p.q, claimed, case.q_layout), laid_out(p.dout, claimed, case.dout_layout)
-    v = k if p.v_in_k else laid_out(p.v, claimed, case.v_layout)
+    v = k if p.v_in_k else laid_out(p.v, of_keys, case.v_layout)
     if q is None or k is None or v is None or dout is None:
         return None
     return replace(p, q=q, k=k, v=v[..., : p.v.shape[3]], dout=dout)

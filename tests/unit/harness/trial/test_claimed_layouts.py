@@ -1,6 +1,7 @@
 """Laws give a kernel tensors in the layouts that it claims, and in no others, whatever calls they make."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -120,6 +121,24 @@ def test_tensors_of_all_other_calls_lie_in_the_layout_claimed(kind: str, layout:
     for law in LAWS:
         checked(recorder, law, kind)
     assert recorder.calls
+
+
+@pytest.mark.parametrize("layout", REPEATED)
+@pytest.mark.parametrize("law", LAWS)
+def test_a_cache_that_a_kernel_writes_to_has_memory_of_its_own_for_each_entry(law: str, layout: str) -> None:
+    claims = replace(
+        PLAIN_FUNCTION, layouts=("bnhd", layout), ragged=("append",), dense=False, head_dims=(16,)
+    )
+
+    def answer(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        if options.get("k_new") is not None:
+            assert not {k.stride(), v.stride()} & {place(k, name).tensor.stride() for name in REPEATED}
+        return appended.in_a_cache(q, k, v, **options)
+
+    kernel = AttentionKernel(name="writes", forward=answer, backward=None, capabilities=claims)
+    for case in cases_of(law, layout, "append", claims):
+        with suppress(Refused):
+            law_named(law)(Trial(kernel, case, "cpu", 4.0))
 
 
 def test_a_layout_is_told_from_all_others_with_other_strides() -> None:
