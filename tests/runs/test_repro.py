@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.harness.running.child import Child
 from tests.harness.trial.problem import Outputs
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.trial import Check, Trial
+from tests.harness.verdict import Finding, Verdict
 from tests.harness.worker.main import Worker
 from tests.unit.support.running import CASE, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.support.toys import CLAIMS, sound
@@ -138,6 +140,26 @@ def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, d
     """A row that is never written is right if fresh memory happens to hold the expected zeros."""
     case = replace(CASE, v_values="zeros" if depends else "normal")
     run = Run(f"{TOYS}:{name}", (), "forward", case)
+    assert Worker("cpu").depends_on_memory(run, "out") == depends
+
+
+@pytest.mark.parametrize(
+    ("at_zeros", "depends"), [("held", True), ("broken", False), ("skipped", False), ("refused", False)]
+)
+def test_a_trial_that_was_not_judged_tells_nothing_of_memory(
+    monkeypatch: pytest.MonkeyPatch, at_zeros: str, *, depends: bool
+) -> None:
+    """A GPU that other processes fill may lack memory for the trial with zeros alone."""
+    wrong = Verdict(
+        status="broken", finding=Finding(claim="so", kind="error", tensor="dv", tensors=("out", "dv"))
+    )
+
+    def attempt(_: Worker, __: Run, trial_of: Callable[..., Trial]) -> tuple[Verdict, None]:
+        is_usual = trial_of is Trial or at_zeros == "broken"
+        return (wrong if is_usual else Verdict(status=at_zeros)), None
+
+    monkeypatch.setattr(Worker, "attempt", attempt)
+    run = Run(f"{TOYS}:wrong", (), "forward", CASE)
     assert Worker("cpu").depends_on_memory(run, "out") == depends
 
 

@@ -124,9 +124,9 @@ class Runs:
     as questions about one failure often meet the same case, and ``statuses`` those of the verdicts on these cases.
     ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
-    workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
-    ``has_refused`` some case, or of which a tuner took another configuration (``has_others``), each case is asked
-    whether it does. ``ahead`` is called while a case runs, or nothing.
+    workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Once a kernel has
+    left some case ``unanswered`` (see ``has_no_answer``), it is asked whether it answers each case that is tried.
+    ``ahead`` is called while a case runs, or nothing.
 
     If it ``has_general``, kernels can be compiled for any values, so that hardly any case has to be compiled for
     itself. Drawn cases are run so most of the time (see ``in_turns``), and so is what is asked about a failure that
@@ -142,11 +142,10 @@ class Runs:
     patience: float = LEAST_SECONDS
     has_general: bool = False
     compiling: Compiling = field(default_factory=Compiling)
-    has_refused: bool = False
-    has_others: bool = False
+    unanswered: bool = False
     ahead: Callable[[], None] = nothing
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
-    answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
+    answers: dict[tuple[Any, ...], Verdict] = field(default_factory=dict)
     statuses: dict[tuple[str, Case, tuple[str, ...]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -243,7 +242,7 @@ class Runs:
             raise
         if is_changed and verdict.status == "refused":
             return verdict
-        self.has_others |= verdict.case_of(case) is not case
+        self.unanswered |= verdict.case_of(case) is not case or verdict.status == "skipped"
         case, counted = verdict.case_of(case), verdict.counted(case)
         self.tally.add(verdict, counted)
         if verdict.status in ("held", "broken"):
@@ -309,7 +308,7 @@ class Runs:
         the run has no time for it.
         """
         options: dict[str, Any] = {"ignored": ignored, "safety": safety, "designs": designs}
-        finding = self._outside_search(law, case, claims, **options)
+        finding = self.info.finding(self._outside_search(law, case, claims, **options))
         return finding if finding and (explained or not finding.explained_by) else None
 
     def judged_raw(
@@ -324,12 +323,13 @@ class Runs:
 
         ``claims`` are those of designs that the kernel may have all the same. Raises OutOfTime if the run has no time.
         """
-        return self._outside_search(law, case, claims, ignored=ignored, safety=safety, designs=NO_DESIGN)
+        options: dict[str, Any] = {"ignored": ignored, "safety": safety, "designs": NO_DESIGN}
+        return self.info.finding(self._outside_search(law, case, claims, **options))
 
     def holds_as(self, law: str, case: Case, ignored: frozenset[str], alternatives: tuple[str, ...]) -> bool:
         """Whether a case holds if the kernel is taken to compute these alternatives. Raises OutOfTime."""
         told: dict[str, Any] = {"ignored": ignored, "safety": SHRINKING_SAFETY, "designs": NO_DESIGN}
-        return self._outside_search(law, case, **told, alternatives=alternatives) is None
+        return self._outside_search(law, case, **told, alternatives=alternatives).status == "held"
 
     def oracle(self, *, is_precise: bool, explained: bool = True) -> Try:
         """Return what tells what is wrong in a case; with ``explained``, less precise results count as well.
@@ -341,44 +341,45 @@ class Runs:
             return partial(self.judged, explained=explained)
         return self.judged_raw if explained else partial(self.judged, designs=WHOLE_DESIGN)
 
-    def _outside_search(
-        self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any
-    ) -> Finding | None:
-        """Return what is found in a case. If a known bug would end the process in it, that is told without a run."""
+    def _outside_search(self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any) -> Verdict:
+        """Return the verdict on a case. If a known bug would end the process in it, that is told without a run."""
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
-            return ends
+            return Verdict(status="broken", finding=ends)
         asked = law, case, claims, *options.values(), self.compiling.is_general, self.in_copies
         if asked not in self.answers:
             verdict = self.in_time(law, case, claims=claims, general=self.compiling.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
+            self.unanswered |= verdict.status == "skipped"
             is_other = verdict.case_of(case) is not case
             if not options.get("alternatives"):
                 self.statuses[law, case, claims] = OTHER if is_other else verdict.status
-            self.answers[asked] = self.info.finding(verdict)
+            self.answers[asked] = verdict
         return self.answers[asked]
 
     def claims_of(self, law: str) -> Capabilities:
         """Return the claims of the kernel, less what tells nothing of a bug that a law has found.
 
-        These are dtypes that the law is not about, calls without gradients if it judges these, refused cases, and
-        those in which a tuner can't take the configuration that the case names.
+        These are dtypes that the law is not about, calls without gradients if it judges these, and cases from which
+        nothing is learned (see ``has_no_answer``).
         """
         claims, dtypes = self.info.capabilities, law_named(law).dtypes
         if law_named(law).draws.get("gradients"):
             claims = with_gradients(claims)
         if not {*claims.dtypes} <= {*dtypes}:
             claims = replace(claims, dtypes=tuple(x for x in claims.dtypes if x in dtypes))
-        is_asked = self.has_refused or self.has_others
-        return Asked(**vars(claims), refuses=partial(self.has_no_answer, law)) if is_asked else claims
+        return Asked(**vars(claims), refuses=partial(self.has_no_answer, law)) if self.unanswered else claims
 
     def refuses(self, law: str, case: Case) -> bool:
         """Whether the kernel refuses a case under a law. Raises OutOfTime if the run has no time to ask it."""
         return self.status(law, case) == "refused"
 
     def has_no_answer(self, law: str, case: Case) -> bool:
-        """Whether the kernel refuses a case, or runs another one in its place. Raises OutOfTime as ``refuses`` does."""
-        return self.status(law, case) in ("refused", OTHER)
+        """Whether nothing is learned from a case under a law. Raises OutOfTime as ``refuses`` does.
+
+        It may be refused, the device may lack memory for it, or a tuner runs another configuration in its place.
+        """
+        return self.status(law, case) in ("refused", "skipped", OTHER)
 
     def status(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> str:
         """Return the status of the verdict on a case under a law, with ``claims`` added to those of the kernel.

@@ -230,7 +230,7 @@ class Subject:
         is_refused = self._is_refusal(verdict)
         if not (is_refused or verdict.tells_answers):
             return
-        self.runs.has_refused |= is_refused
+        self.runs.unanswered |= is_refused
         answered = self.answered.under(law)
         answered.note(case, is_refused=is_refused)
         with suppress(OutOfTime):

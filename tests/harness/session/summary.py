@@ -167,7 +167,7 @@ class Summary:
                 self.plan.journal,
                 clock=self.plan.clock,
                 has_general=self.plan.has_general,
-                has_refused=name in refusing,
+                unanswered=name in refusing,
             )
             for name, info in self.results.infos.items()
         }

@@ -61,6 +61,7 @@ from tests.harness.interpreter.programs import FORWARD
 from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
 from tests.harness.run import Run, run_of
+from tests.harness.symptoms import wrong_tensors
 from tests.harness.trial import pattern
 from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
@@ -244,10 +245,16 @@ class Worker:
     def depends_on_memory(self, run: Run, tensor: str) -> bool:
         """Whether ``tensor`` is right if fresh memory is full of zeros, so that the script has to fill it with NaN.
 
-        A trial fills fresh memory with NaN; a new process would find other things there.
+        A trial fills fresh memory with NaN; a new process would find other things there. Nothing is concluded from a
+        trial that could not be judged, as where the device lacks memory, or if the tensor is right with NaN as well.
         """
-        verdict, _ = self.attempt(run, partial(Trial, fill=0.0))
-        return verdict.finding is None or verdict.finding.tensor != tensor
+
+        def is_wrong(trial_of: Callable[..., Trial]) -> bool | None:
+            verdict, _ = self.attempt(run, trial_of)
+            judged = verdict.status in ("held", "broken")
+            return tensor in (wrong_tensors(verdict.finding) if verdict.finding else ()) if judged else None
+
+        return is_wrong(partial(Trial, fill=0.0)) is False and is_wrong(Trial) is True
 
     def attempt(
         self, run: Run, trial_of: Callable[..., Trial] = Trial, stand_in: AttentionKernel | None = None
