@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 
 from strategies.case import Case
 from strategies.earlier import sequences_of
-from strategies.features import HUGE, value_of, with_value
+from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
 from strategies.ways import WAYS
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
+from tests.harness.bugs.avoidance import Avoided
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law
@@ -25,6 +26,7 @@ from tests.harness.running.child import ChildDied, HarnessError, OutOfTime, envi
 from tests.harness.running.exits import Tail
 from tests.harness.running.runs import Runs
 from tests.harness.running.sanitizers import Report, command, environment, failure, reports
+from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import AFTER_OTHERS, LEAK, NUMBERS, Finding
 
 AGAIN = 2
@@ -181,6 +183,26 @@ def with_all_designs(broken: FailingExample, runs: Runs) -> FailingExample:
             finding = runs.judged(*asked, explained=True, designs=ALL_DESIGNS)
             return broken if finding is None else replace(broken, finding=finding)
     return broken
+
+
+def with_ordinary_numbers(broken: FailingExample, runs: Runs) -> FailingExample | None:
+    """Return the failure that a case shows with normal numbers, the default scale and lengths of several keys.
+
+    With large scores a less precise design allows a gradient any error, so that it seems to explain a wrong one as
+    well. The law that failed is asked, as its calls may be the only wrong ones, and then a basic law. Raises OutOfTime.
+    """
+    info, case = runs.info, with_value(with_normal_numbers(broken.case), "sm_scale", None)
+    for name in LENGTHS:
+        case = with_value(case, name, max(getattr(case, name), FEWEST_KEYS))
+    if not info.capabilities.admits(case) or Avoided(info.known_failures).is_met(case):
+        return None
+    basic = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
+    own = law_named(broken.law)
+    for law in (broken.law,) if own.is_basic else (basic,) if "numbers" in own.sets else (broken.law, basic):
+        finding = runs.judged(law, case, broken.ignored)
+        if finding is not None and finding.kind in NUMBERS:
+            return FailingExample(law, case, finding, broken.ignored)
+    return None
 
 
 def without_design_of_strides(broken: FailingExample, runs: Runs) -> FailingExample:

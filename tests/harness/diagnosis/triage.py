@@ -9,9 +9,7 @@ from functools import partial
 from typing import Any
 
 from strategies.case import Case
-from strategies.features import LENGTHS, with_normal_numbers, with_value
 from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, of_each_kind
-from tests.harness.bugs.avoidance import Avoided
 from tests.harness.bugs.bug import Bug, in_parts, with_tensors
 from tests.harness.bugs.duplicates import is_same, met_again, tells_more
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
@@ -39,6 +37,7 @@ from tests.harness.diagnosis.reruns import (
     sample,
     smaller_leak,
     with_all_designs,
+    with_ordinary_numbers,
     without_design_of_strides,
     without_earlier_calls,
 )
@@ -48,7 +47,7 @@ from tests.harness.run import Run
 from tests.harness.running.child import HarnessError, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS, Runs, Try
 from tests.harness.running.sanitizers import Report, finding
-from tests.harness.symptoms import FEWEST_KEYS, is_small, wrong_tensors
+from tests.harness.symptoms import is_small, wrong_tensors
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 
 WAIT_SECONDS = 3.0
@@ -470,21 +469,13 @@ class Triage:
     def _with_ordinary_numbers(self, broken: FailingExample) -> FailingExample | None:
         """Re-run an imprecise-looking failure on normal numbers; return the real bug if one shows, else None.
 
-        With large scores a less precise design allows a gradient any error, so that it seems to explain a wrong one as
-        well. Only the first such failure in a dtype is re-run, so that a sound kernel runs one more case.
+        Only the first such failure in a dtype is re-run, so that a sound kernel runs two more cases.
         """
         if not broken.finding.explained_by or broken.case.dtype in self.known.precision.claims:
             return None
-        info, case = self.runs.info, with_value(with_normal_numbers(broken.case), "sm_scale", None)
-        for name in LENGTHS:
-            case = with_value(case, name, max(getattr(case, name), FEWEST_KEYS))
-        if not info.capabilities.admits(case) or Avoided(info.known_failures).is_met(case):
-            return None
-        law = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
         with suppress(OutOfTime):
-            finding = self.runs.judged(law, case, broken.ignored)
-            if finding is not None and finding.kind in NUMBERS:
-                return self._unexplained(FailingExample(law, case, finding, broken.ignored))
+            shown = with_ordinary_numbers(broken, self.runs)
+            return self._unexplained(shown) if shown else None
         return None
 
     def _seconds_for(self, finding: Finding) -> float:

@@ -23,9 +23,11 @@ from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_its_
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.diagnosis.conditions import ConditionSearch
 from tests.harness.diagnosis.known_bugs import KnownBugs
+from tests.harness.diagnosis.reruns import with_ordinary_numbers
 from tests.harness.diagnosis.shrink import shrunk_in_few_runs
 from tests.harness.diagnosis.triage import WAIT_SECONDS, Triage
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
+from tests.harness.running.runs import Runs
 from tests.harness.running.tally import Tally
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CAUSAL
@@ -323,3 +325,30 @@ class TestCrash:
             FailingExample("backward", CASE, wrong("dq", "dk")), (known,), run, CLAIMS
         )
         assert (outcome.rest, outcome.blamed) == (None, [known])
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong_under", "told"),
+    [
+        ("calls", "calls", "calls"),
+        ("calls", "backward", "backward"),
+        ("special", "special", None),
+        ("special", "backward", "backward"),
+        ("backward", "backward", "backward"),
+        ("backward", "forward", None),
+    ],
+)
+def test_normal_numbers_are_asked_of_the_law_that_failed_and_of_a_basic_one(
+    law: str, wrong_under: str, told: str | None
+) -> None:
+    """A kernel that forgets lse where a bias alone needs a gradient is wrong under the law ``calls`` alone."""
+    wrong = Finding(claim="so", kind="error", tensor="dq", explained_by=("exp_error=1e-4",))
+
+    def judged(asked: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        assert case.q_values == "normal"
+        return replace(wrong, explained_by=()) if asked == wrong_under else None
+
+    info = SimpleNamespace(capabilities=CLAIMS, known_failures=())
+    runs = cast(Runs, SimpleNamespace(info=info, judged=judged))
+    shown = with_ordinary_numbers(FailingExample(law, replace(CASE, q_values="ones"), wrong), runs)
+    assert (shown.law if shown else None) == told
