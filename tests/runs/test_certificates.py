@@ -9,6 +9,7 @@ from strategies.case import Case
 from tests.harness.bugs.failure import headline
 from tests.harness.law import law_named
 from tests.harness.report.wording import conditions_of
+from tests.harness.run import read
 from tests.unit.support import instead
 from tests.unit.support.running import SubjectOf, report_of
 
@@ -45,3 +46,20 @@ def test_it_is_told_in_place_of_a_less_precise_design(subject_of: SubjectOf) -> 
     (words,) = instead.INSTEAD["more_delta"]
     assert bug.failure.finding.certificate.startswith(words)
     assert not subject.known.precision.claims
+
+
+def test_a_second_bug_in_the_same_tensor_is_told_beside_one_that_shows_everywhere(
+    subject_of: SubjectOf,
+) -> None:
+    subject = subject_of(f"dq_unscaled_and_{instead.RARE}", toys=INSTEAD)
+    subject.check(law_named("backward"), DRAWN)
+    subject.check(law_named("backward"), replace(DRAWN, batch=3))
+    first, second = subject.known.bugs.values()
+    assert first.failure.finding.certificate == instead.INSTEAD["dq_unscaled"][0]
+    assert second.failure.alternatives == first.failure.finding.alternatives
+    assert (second.tensors, second.failure.case.batch) == (("dq",), 3)
+    assert [need.name for need in second.needs] == ["batch"]
+    subject.check(law_named("backward"), replace(DRAWN, batch=4, causal=False))
+    assert subject.known.blamed[second.key, "backward"] == 2
+    replayed = read(subject.known.report_dir / second.failure.folder / "case.json")
+    assert replayed.alternatives == second.failure.alternatives

@@ -156,7 +156,7 @@ class TestGone:
             replace(BUG.failure, kernel="toys.wrong", case=running.CASE), ("out",), severity=Severity(20, 20)
         )
         subject.known.bugs[everywhere.key] = everywhere
-        assert subject.known.ignored(running.CASE) == {"out"}
+        assert subject.known.ignored("forward", running.CASE) == {"out"}
         run = Run("toys.wrong", (), "forward", running.CASE)
         subject.corpus = [Kept(run, BUG.failure.finding)]
         subject.uphold_corpus(law_named("forward"))

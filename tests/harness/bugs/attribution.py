@@ -45,6 +45,7 @@ class FailingExample:
 
     ``sizes`` are the sizes, options and layouts of calls that differ from those of the case: see ``Trial.sizes``.
     ``is_alone`` says that the case was run in a process of its own, so that it owes nothing to calls of other cases.
+    ``alternatives`` are what known bugs have the kernel compute, against which it was judged, as in ``Run``.
     """
 
     law: str
@@ -53,6 +54,7 @@ class FailingExample:
     ignored: frozenset[str] = frozenset()
     sizes: tuple[Mapping[str, Any], ...] = ()
     is_alone: bool = False
+    alternatives: tuple[str, ...] = ()
 
 
 def of_each_kind(waiting: Sequence[FailingExample]) -> list[FailingExample]:

@@ -333,9 +333,21 @@ class Bug:
 
     def is_kin(self, other: "Bug") -> bool:
         """Whether two bugs can be duplicates, by the kinds of their failures and by their wrong tensors."""
+        if self.is_beside(other) or other.is_beside(self):
+            return False
         mine, theirs = self.failure.finding, other.failure.finding
         are_related = mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
         return mine.is_akin(theirs) and are_related
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether it is certified of all calls what the kernel computes because of it."""
+        return bool(self.failure.finding.alternatives) and not self.failure.finding.of_some
+
+    def is_beside(self, other: "Bug") -> bool:
+        """Whether it was judged against what the kernel computes because of ``other``, so that it is wrong besides."""
+        certificate = {*other.failure.finding.alternatives}
+        return bool(certificate) and certificate <= {*self.failure.alternatives}
 
     @property
     def always_differs_between(self) -> tuple[str, ...]:

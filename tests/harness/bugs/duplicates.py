@@ -60,6 +60,7 @@ def is_duplicate(
 
     ``seen`` has the drawn cases. ``run`` may raise BudgetSpent, which ends the search.
 
+    0. Distinct if one was judged against what the kernel computes because of the other.
     1. An exception: duplicate if it follows from what ``other`` does with a layout or with the shape of an output.
     2. ``other`` has no conditions: duplicate if it makes most ordinary cases wrong by much in all tensors of ``bug``,
        since no run can show what else is wrong there.
@@ -74,6 +75,8 @@ def is_duplicate(
        ``other`` is not tried.
     """
     f = bug.failure
+    if bug.is_beside(other) or other.is_beside(bug):
+        return False
     if f.finding.kind == "exception":
         return _is_refused_by_pytorch(bug, other) or _is_of_wrong_shape(bug, other)
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:

@@ -13,10 +13,13 @@ from tests.harness.certificates.probes import probes
 from tests.harness.law import law_named
 from tests.harness.running.child import ChildDied, DeviceLost
 from tests.harness.running.runs import Runs
+from tests.harness.symptoms import wrong_tensors
 from tests.harness.verdict import NUMBERS
 
 CERTIFICATE_SECONDS = 12.0
 """Seconds to find out what a kernel computes instead."""
+FEW = 2
+"""What is left of a failure has so many times fewer wrong elements at least."""
 FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
 """Fields that a second search for a certificate leaves as they are in the failing case."""
 
@@ -24,12 +27,18 @@ FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
 def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: float) -> Failure:
     """Return a failure with its certificate, if calls show what the kernel computes instead.
 
-    Calls of all kinds are asked first. If they give no certificate, they have what the bug ``needs``, by names of
-    fields, and then the rest as it is in the failing case too.
+    A failure that is judged against other certificates gets none. Calls of all kinds are asked first. If they give no
+    certificate, they have what the bug ``needs``, by names of fields, and then the rest as it is in the failing case.
     """
     case, capabilities = failure.case, runs.claims_of(failure.law)
     law = law_named(failure.law)
-    if failure.finding.kind not in NUMBERS or case.ragged != "none" or not law.shares_cases or case.dropout_p:
+    if (
+        failure.alternatives
+        or failure.finding.kind not in NUMBERS
+        or case.ragged != "none"
+        or not law.shares_cases
+        or case.dropout_p
+    ):
         return failure
     asked: list[list[Case]] = []
     for fixed in (set[str](), {*needs}, {*needs, *FIXED}):
@@ -58,6 +67,26 @@ def without_designs(broken: FailingExample, failure: Failure, runs: Runs) -> Fai
     if not broken.finding.explained_by:
         return broken
     return replace(broken, finding=certified(failure, runs, (), CERTIFICATE_SECONDS).finding)
+
+
+def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> FailingExample:
+    """Return what is left of a failure once it is judged against what certified bugs have the kernel compute.
+
+    That is a failure of fewer tensors, or of few of the elements that were wrong, and says so (``alternatives``). The
+    failure is returned as it is if the certificates explain no part of it. Raises OutOfTime.
+    """
+    alternatives = tuple(x for bug in known if bug.is_certified for x in bug.failure.finding.alternatives)
+    whole = broken.finding
+    if not alternatives or whole.kind not in NUMBERS or not law_named(broken.law).is_basic:
+        return broken
+    with runs.assuming(alternatives):
+        rest = runs.judged_raw(broken.law, broken.case, broken.ignored)
+    if rest is None or rest.kind not in NUMBERS:
+        return broken
+    of_fewer = wrong_tensors(rest) < wrong_tensors(whole)
+    if of_fewer or (rest.tensor == whole.tensor and rest.wrong * FEW <= whole.wrong):
+        return replace(broken, finding=rest, alternatives=alternatives)
+    return broken
 
 
 def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> list[Bug]:

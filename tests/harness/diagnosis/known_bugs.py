@@ -163,15 +163,22 @@ class KnownBugs:
             self.count(keeping, broken.law, broken.case, broken.finding.tensor)
         return keeping is not None
 
-    def ignored(self, case: Case) -> frozenset[str]:
-        """Return the tensors that an unconditional bug makes wrong. If they are not judged, other errors show."""
-        always = (bug for bug in self.bugs.values() if bug.is_everywhere and bug.is_met(case))
+    def ignored(self, law: str, case: Case) -> frozenset[str]:
+        """Return the tensors that an unconditional bug makes wrong. If they are not judged, other errors show.
+
+        A basic law judges them against what the kernel computes instead, if that is certified.
+        """
+        always = (bug for bug in self._hiding(law) if bug.is_everywhere and bug.is_met(case))
         return frozenset(x for bug in always if bug.failure.finding.kind in NUMBERS for x in bug.tensors)
 
     def closed(self, law: str) -> tuple[Bug, ...]:
         """Return the bugs whose triggers are avoided in the cases of a law."""
-        bugs = filter(self._is_closed, self.bugs.values())
+        bugs = filter(self._is_closed, self._hiding(law))
         return tuple(bugs if law_named(law).is_never_restated else map(in_parts, bugs))
+
+    def _hiding(self, law: str) -> list[Bug]:
+        """Return the bugs that may hide others in a law: a basic one is judged against what a certified bug gives."""
+        return [bug for bug in self.bugs.values() if not (bug.is_certified and law_named(law).is_basic)]
 
     def _is_closed(self, bug: Bug) -> bool:
         """Whether a bug's trigger is avoided.

@@ -14,7 +14,7 @@ from tests.harness.bugs.bug import Bug, in_parts, with_tensors
 from tests.harness.bugs.duplicates import is_same, met_again, tells_more
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
-from tests.harness.certificates.certified import explained_by, without_designs
+from tests.harness.certificates.certified import beside_certified, explained_by, without_designs
 from tests.harness.clock import ShrinkBudget
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
@@ -43,7 +43,6 @@ from tests.harness.diagnosis.reruns import (
 )
 from tests.harness.kernel_record import meets
 from tests.harness.law import law_named
-from tests.harness.run import Run
 from tests.harness.running.child import HarnessError, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS, Runs, Try
 from tests.harness.running.sanitizers import Report, finding
@@ -196,13 +195,19 @@ class Triage:
         4. Else it is investigated, unless ``patient`` is true and another process investigates such a failure.
         """
         rest = self._unexplained(broken)
-        if rest is not None:
-            rest = self._with_ordinary_numbers(rest) or rest
-            rest = rest if rest == broken else with_all_designs(rest, self.runs)
-            rest = without_design_of_strides(rest, self.runs)
-            if rest.case.dtype not in self.known.precision.claims:
-                rest = without_designs(rest, self._failure(rest), self.runs)
-        if rest is None or self._is_less_precise(rest):
+        if rest is None:
+            return None
+        with self.runs.assuming(rest.alternatives):
+            return self._left(broken, rest, patient=patient)
+
+    def _left(self, broken: FailingExample, rest: FailingExample, *, patient: bool) -> FailingExample | None:
+        """Do the steps of ``_unsorted`` from the second on with the ``rest`` of a failure, and return what is left."""
+        rest = self._with_ordinary_numbers(rest) or rest
+        rest = rest if rest == broken else with_all_designs(rest, self.runs)
+        rest = without_design_of_strides(rest, self.runs)
+        if rest.case.dtype not in self.known.precision.claims:
+            rest = without_designs(rest, self._failure(rest), self.runs)
+        if self._is_less_precise(rest):
             return None
         ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
         if not (patient and ledger.is_busy(*about)):
@@ -294,8 +299,8 @@ class Triage:
         2. A failure of a law that compares calls is restated by a basic law on one of the calls. If that call meets a
            known failure of the kernel, nothing is left. If none is wrong by itself, a bug that keeps state explains the
            failure, if it may have made these tensors wrong; bugs with certificates that explain it come before that.
-        3. ``explain_by_known_bugs`` decides the rest. If time runs out, the first bug decides whose conditions the case
-           meets and that makes the same tensors wrong.
+        3. ``explain_by_known_bugs`` decides the rest, judged against certificates if these explain a part of it. If
+           time runs out, the first bug decides whose conditions the case meets and that makes the same tensors wrong.
         """
         known = tuple(self.known.bugs.values())
         if not law_named(broken.law).is_never_restated and broken.finding.ends_process:
@@ -313,12 +318,16 @@ class Triage:
             may_be_kept = told.law == broken.law and makes_several_calls(told) and not is_small(told.finding)
             if not certified and may_be_kept and self.known.blame_keeping(told):
                 return None
-            explained = explain_by_known_bugs(told, known, run, capabilities) if not certified else None
+            told = told if certified else beside_certified(told, known, self.runs)
+            others = [bug for bug in known if not (told.alternatives and bug.is_certified)]
+            with self.runs.assuming(told.alternatives):
+                explained = explain_by_known_bugs(told, others, run, capabilities) if not certified else None
             outcome = explained or Outcome(None, certified)
+            if outcome.rest is not None:
+                outcome.rest = replace(outcome.rest, alternatives=told.alternatives)
         except OutOfTime:
-            law, case, finding = broken.law, broken.case, broken.finding
-            able = (bug for bug in known if bug.may_show_under(law) and bug.could_break(finding))
-            alike = [bug for bug in able if bug.is_met(case)]
+            able = (bug for bug in known if bug.may_show_under(broken.law) and bug.is_met(broken.case))
+            alike = [bug for bug in able if bug.could_break(broken.finding)]
             outcome = Outcome(None if alike else broken, alike[:1])
         for bug in outcome.blamed:
             if bug != self.known.bugs[bug.key]:  # further tensors are known that it makes wrong
@@ -494,15 +503,15 @@ class Triage:
         return self.known.is_less_precise(broken)
 
     def _record(self, broken: FailingExample) -> dict[str, Any]:
-        """Return the record by which a later run can repeat a failing case."""
-        info = self.runs.info
-        return Run(info.spec, info.claims, broken.law, broken.case, broken.ignored).to_dict()
+        """Return the record by which a later run repeats a failing case."""
+        return replace(self._failure(broken), alternatives=broken.alternatives).to_dict()
 
     def _failure(self, broken: FailingExample) -> Failure:
         """Return the failing example as a failure of this kernel, for a report."""
         info = self.runs.info
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
-        return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
+        told = Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
+        return replace(told, alternatives=self.runs.assumed)
 
     def _keep_after_others(self, broken: FailingExample) -> None:
         """Keep a failure that other calls before it make, for which no sequence of them is found, on the drawn case.
@@ -541,8 +550,8 @@ class Triage:
 
     def _keep_as_drawn(self, broken: FailingExample) -> None:
         """Keep a failure on the drawn case, with conditions found in few runs: smaller cases fail only now and then."""
-        investigation = replace(self._investigation(self._failure(broken)), hurried=True)
-        self._keep(self._found(investigation, shrink=True), broken, ())
+        hurried = replace(self._investigation(self._failure(broken)), hurried=True)
+        self._keep(self._found(hurried, shrink=True), broken, ())
 
     def _by_basic_law(self, broken: FailingExample) -> FailingExample:
         """Restate a failure by a basic law, or return it unchanged if known bugs explain the restated failure.

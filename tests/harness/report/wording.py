@@ -57,7 +57,7 @@ def conditions_of(bug: Bug, seen: Occurrences | None = None) -> str:
     What the kernel computes instead says by itself where that differs from attention, unless it is known of some calls
     alone.
     """
-    if bug.failure.finding.alternatives and not bug.failure.finding.of_some:
+    if bug.is_certified:
         return ""
     needs = map((seen or Occurrences()).needed, bug.needs)
     return f"only with {', '.join(map(_need, needs))}" if bug.needs else ""

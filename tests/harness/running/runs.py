@@ -126,7 +126,8 @@ class Runs:
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
     workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Once a kernel has
     left some case ``unanswered`` (see ``has_no_answer``), it is asked whether it answers each case that is tried.
-    ``ahead`` is called while a case runs, or nothing.
+    ``ahead`` is called while a case runs, or nothing. What is asked is judged against what the kernel is ``assumed`` to
+    compute (see ``assuming``).
 
     If it ``has_general``, kernels can be compiled for any values, so that hardly any case has to be compiled for
     itself. Drawn cases are run so most of the time (see ``in_turns``), and so is what is asked about a failure that
@@ -143,10 +144,11 @@ class Runs:
     has_general: bool = False
     compiling: Compiling = field(default_factory=Compiling)
     unanswered: bool = False
+    assumed: tuple[str, ...] = ()
     ahead: Callable[[], None] = nothing
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Verdict] = field(default_factory=dict)
-    statuses: dict[tuple[str, Case, tuple[str, ...]], str] = field(default_factory=dict)
+    statuses: dict[tuple[str, Case, tuple[str, ...], tuple[str, ...]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begin()
@@ -174,13 +176,13 @@ class Runs:
         """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel.
 
         If it is ``general``, the kernel is compiled for any values. ``alternatives`` are what the kernel is taken to
-        compute, as in ``Run``. Raises OutOfTime if it takes longer than ``seconds``.
+        compute, as in ``Run``, in place of what is ``assumed``. Raises OutOfTime if it takes longer than ``seconds``.
         """
         all_claims = (*self.info.claims, *claims)
         run = Run(
             *(self.info.spec, all_claims, law, case, ignored, safety),
             designs=designs,
-            alternatives=alternatives,
+            alternatives=alternatives or self.assumed,
         )
         self.journal.note(run.to_dict())
         return self.child.run(run, self._while_it_runs, seconds, general=general)
@@ -346,14 +348,14 @@ class Runs:
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return Verdict(status="broken", finding=ends)
+        alternatives = options.setdefault("alternatives", self.assumed)
         asked = law, case, claims, *options.values(), self.compiling.is_general, self.in_copies
         if asked not in self.answers:
             verdict = self.in_time(law, case, claims=claims, general=self.compiling.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
             self.unanswered |= verdict.status == "skipped"
             is_other = verdict.case_of(case) is not case
-            if not options.get("alternatives"):
-                self.statuses[law, case, claims] = OTHER if is_other else verdict.status
+            self.statuses[law, case, claims, alternatives] = OTHER if is_other else verdict.status
             self.answers[asked] = verdict
         return self.answers[asked]
 
@@ -387,7 +389,7 @@ class Runs:
         It is ``OTHER`` if a tuner took another configuration than that of the case, and "broken" if a known bug would
         end the process. Raises OutOfTime if the run has no time to ask the kernel.
         """
-        asked = law, case, claims
+        asked = law, case, claims, self.assumed
         if asked not in self.statuses:
             self.judged(law, case, claims=claims, safety=SHRINKING_SAFETY)
         return self.statuses.get(asked, "broken")
@@ -396,6 +398,20 @@ class Runs:
         """Run cases outside the search anew, although they were run before."""
         self.answers.clear()
         self.statuses.clear()
+
+    @contextmanager
+    def assuming(self, alternatives: tuple[str, ...]) -> Iterator[None]:
+        """Meanwhile, judge against what the kernel computes by these alternatives, as known bugs of it have it.
+
+        So what else is wrong is told, in the same calls and the same tensors.
+        """
+        before, ordinary = self.assumed, self.ordinary
+        self.assumed = alternatives
+        self.ordinary = ordinary if alternatives == before else {}
+        try:
+            yield
+        finally:
+            self.assumed, self.ordinary = before, ordinary
 
     @contextmanager
     def asked_of_general(

@@ -170,7 +170,7 @@ class Subject:
             return None
         if open_case is not case:
             passed_over = frozenset()
-        ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
+        ignored = self.known.ignored(law.name, open_case) if self.replay is None else self.replay.ignored
         try:
             verdict, open_case = self._noted_verdict(law, open_case, ignored | passed_over)
             if passed_over and self.info.finding(verdict):

@@ -150,8 +150,9 @@ def judge(
     for view in views(given, trial.alternatives, [x for x in names if x in given]):
         for piece in pieces(*as_changed(p, o, view.changed)):
             e = exact_of(trial, piece.problem, view.scores)
+            instead = " and ".join(x.words for x in view.alternatives)
             judge_piece = _Judge(
-                trial, piece, view.rescaled(e), expressions, view.moved(e) or moved, view.names
+                trial, piece, view.rescaled(e), expressions, view.moved(e) or moved, view.names, instead
             ).judge
             try:
                 judge_piece()
@@ -201,7 +202,11 @@ def judge_plain_call(trial: Trial, p: Problem) -> None:
 
 @dataclass(frozen=True)
 class _Judge:
-    """The judge of one piece of a problem, whose float64 quantities are ``exact``. It compares tensors of ``names``."""
+    """The judge of one piece of a problem, whose float64 quantities are ``exact``.
+
+    It compares tensors of ``names``. ``instead`` are the words of what the kernel is taken to compute in place of
+    attention.
+    """
 
     trial: Trial
     piece: Piece
@@ -209,6 +214,7 @@ class _Judge:
     expressions: Mapping[str, str]
     moved: Mapping[str, Moved]
     names: Collection[str] = OUTPUTS
+    instead: str = ""
 
     def judge(self) -> None:
         """Raise OutOfBounds if no base of the family explains the piece, as the nearest design is."""
@@ -352,8 +358,9 @@ class _Judge:
                     rows = () if self.keys is None else tuple(self.keys.tolist())
                     actual = actual if self.keys is None else actual[:, :, self.keys]
                 group = 1 if name in ("dk", "dv") else p.heads_q // max(1, p.heads_kv)
+                of_what = f" of attention in which {self.instead}" if self.instead else ""
                 check = Check(
-                    claim=claim.format(name),
+                    claim=claim.format(name) + of_what,
                     tensor=name,
                     actual=actual,
                     expected=value,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 TILE = 32
+RARE = "third_sequence"
+"""A wrong line that no certificate can tell: dq of sequences from the third on is twice what it should be."""
 
 
 def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward: bool) -> Tensor:
@@ -72,6 +74,8 @@ class _Attention(torch.autograd.Function):
             (rows < q.shape[2] // TILE * TILE).float() if "tail_of_rows" in bugs else torch.ones(len(rows), 1)
         )
         dq = ds @ kk * (1.0 if "dq_unscaled" in bugs else sm_scale)
+        if RARE in bugs:
+            dq[2:] *= 2.0
         dk, dv = ds.mT @ (q.float() * kept) * sm_scale, p.mT @ (dout * kept)
         order = (group, k.shape[1]) if "interleaved" in bugs else (k.shape[1], group)
         dk, dv = (x.unflatten(1, order).sum(1 if "interleaved" in bugs else 2) for x in (dk, dv))
@@ -83,7 +87,7 @@ class _Attention(torch.autograd.Function):
 def __getattr__(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return the function whose wrong lines the name has, joined by ``_and_``; ``sound`` has none."""
     bugs = name.split("_and_")
-    if name != "sound" and not {*bugs} <= INSTEAD.keys():
+    if name != "sound" and not {*bugs} <= {*INSTEAD, RARE}:
         raise AttributeError(name)
     return kernel(*bugs)
 

@@ -1,5 +1,6 @@
 """What stands in for a kernel in tests of what is asked of it."""
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ def runs_of(capabilities: Capabilities, **answers: Any) -> Any:
     """
     info = SimpleNamespace(capabilities=capabilities)
     answers.setdefault("judged_raw", answers.get("judged"))
+    answers |= {"assumed": (), "assuming": lambda alternatives: nullcontext()}
     runs: Any = SimpleNamespace(info=info, bugs={}, claims_of=lambda law: capabilities, **answers)
     runs.oracle = partial(Runs.oracle, runs)
     return runs

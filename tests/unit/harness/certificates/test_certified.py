@@ -1,6 +1,9 @@
 """Bugs are one if what the kernel computes instead is the same for some tensor."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.certificates.certified import explained_by
+from tests.harness.certificates.certified import beside_certified, explained_by
 from tests.harness.verdict import Finding
 
 
@@ -46,6 +49,14 @@ class Answers:
     def __init__(self, *held: tuple[str, ...]) -> None:
         self.held = held
 
+    assumed: tuple[str, ...] = ()
+
+    @contextmanager
+    def assuming(self, alternatives: tuple[str, ...]) -> Iterator[None]:
+        self.assumed = alternatives
+        yield
+        self.assumed = ()
+
     def holds_as(self, law: str, case: Case, ignored: frozenset[str], alternatives: tuple[str, ...]) -> bool:
         return tuple(json.loads(x)[0] for x in alternatives) in self.held
 
@@ -62,3 +73,41 @@ def test_a_failure_is_explained_by_one_bug_or_by_all_together() -> None:
 def test_a_crash_is_explained_by_no_certificate() -> None:
     known, died = [bug(("no_delta", ["dq"], {}))], Finding(claim="it runs", kind="died")
     assert explained_by(FailingExample("forward", Case(), died), known, Answers(("no_delta",))) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("left", "is_told"),
+    [
+        ({"tensors": ("dq",), "wrong": 90}, True),
+        ({"tensors": ("dq", "dk"), "wrong": 50}, True),
+        ({"tensors": ("dq", "dk"), "wrong": 51}, False),
+        ({"tensors": ("dk", "dv"), "wrong": 10}, False),
+    ],
+)
+def test_what_is_left_of_a_failure_is_judged_against_certificates_if_they_explain_a_part(
+    left: dict[str, Any], is_told: bool
+) -> None:
+    class Left(Answers):
+        def judged_raw(self, law: str, case: Case, ignored: frozenset[str]) -> Finding:
+            assert self.assumed == certified.failure.finding.alternatives
+            return replace(whole, tensor=left["tensors"][0], **left)
+
+    certified = bug(("dq_unscaled", ["dq"], {}))
+    whole = replace(certified.failure.finding, tensors=("dq", "dk"), wrong=100)
+    broken = FailingExample("backward", Case(), whole)
+    rest = beside_certified(broken, [certified, bug()], Left())  # type: ignore[arg-type]
+    assert (rest.alternatives == certified.failure.finding.alternatives) is is_told
+    assert (rest.finding != whole) is is_told
+    of_some = replace(certified.failure, finding=replace(certified.failure.finding, of_some=True))
+    assert beside_certified(broken, [replace(certified, failure=of_some)], Left()) is broken  # type: ignore[arg-type]
+
+
+def test_what_is_wrong_beside_a_certified_bug_is_no_duplicate_of_it() -> None:
+    certified = bug(("dq_unscaled", ["dq"], {}))
+    beside = bug()
+    beside = replace(
+        beside, failure=replace(beside.failure, alternatives=certified.failure.finding.alternatives)
+    )
+    assert beside.is_beside(certified)
+    assert not certified.is_kin(beside)
+    assert not certified.is_like(beside)
