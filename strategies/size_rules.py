@@ -28,7 +28,7 @@ TILES = (256, *range(240, 0, -16), 8, 4, 2)
 """Rows of a tile, the most first. Tensor cores take multiples of 16; fewer rows are those of unrolled loops."""
 MOST_ASKED = 40
 """How many sizes are asked at most."""
-CHECKED = 5
+CHECKED = 8
 """How many more sizes at its borders are asked of the last rule that is left."""
 
 
@@ -59,8 +59,9 @@ class Rule:
     def borders(self) -> tuple[int, ...]:
         """The sizes that tell it from other rules most easily."""
         n = self.size
-        further = (n // 2, 2 * n + 1, n - 1, n + 2) if self.kind in ENDS else (2 * n, 2 * n + 1, n - 1, 3 * n)
-        return (n, n + 1, *further)
+        if self.kind in ENDS:
+            return (n, n + 1, *WHOLE_TILES, n // 2, 2 * n + 1)
+        return (n, n + 1, 2 * n, 2 * n + 1, n - 1, 3 * n)
 
 
 TILED = tuple(
@@ -69,8 +70,8 @@ TILED = tuple(
 """The rules about tiles. What is one above a multiple of 2 is no multiple of 2."""
 SIZES = (*range(1, 321), 336, 352, 384, 416, 448, 480, 511, 512, 513)
 """Sizes that tell all rules apart: dense up to beyond the largest tile, then two tiles of each number of rows."""
-WHOLE = (64, 32, 128, 16, 256)
-"""Sizes that are asked once more where a bug seems to show at every size: most tiles are full there."""
+WHOLE_TILES = (64, 32, 128, 16, 256)
+"""Sizes that are asked once more where a bug seems not to depend on tiles: most tiles are full there."""
 
 
 @cache
@@ -93,21 +94,22 @@ def left(fails: tuple[int, ...], holds: tuple[int, ...]) -> tuple[Rule, ...]:
     return (*(Rule(ABOVE, n) for n in above), *whole, *ends, *(x for x in tiled if x not in whole))
 
 
-def told(fails: tuple[int, ...], holds: tuple[int, ...]) -> str:
+def told(fails: tuple[int, ...], holds: tuple[int, ...], *, is_asked: bool = True) -> str:
     """Say by which rule a size decides, and what is not known where several rules are left.
 
-    Examples: "above 64"; "above something between 33 and 64: asked too little"; "such as 47, not 46: asked too little".
+    Without ``is_asked`` sizes were seen by chance, so that no rule is named. Examples: "above 64"; "above something
+    between 33 and 64: asked too little"; "such as 47, not 46: asked too little".
     """
     rules = left(fails, holds)
-    if len(rules) == 1:
+    if len(rules) == 1 and is_asked:
         return str(rules[0])
-    kinds = {rule.kind for rule in rules}
-    if len(kinds) == 1 and kinds <= {*ENDS}:
+    if is_asked and len({rule.kind for rule in rules}) == 1 and rules[0].kind in ENDS:
         few, many = sorted(rule.size for rule in rules)
         return f"{rules[0].kind} something between {few} and {many}: asked too little"
     nearest = min(holds, key=lambda n: abs(n - fails[0]), default=None)
     beside = "" if nearest is None else f", not {nearest}"
-    return f"such as {fails[0]}{beside}: {'asked too little' if rules else 'by no rule that was tried'}"
+    why = "by no rule that was tried" if is_asked and not rules else "asked too little"
+    return f"such as {fails[0]}{beside}: {why}"
 
 
 @dataclass
@@ -122,21 +124,22 @@ class SizeSearch:
 
     own: int
     sizes: Sequence[int]
-    seen: dict[int, bool] = field(default_factory=dict)
+    seen: dict[int, bool | None] = field(default_factory=dict)
     pairs: list[tuple[Rule, Rule]] = field(default_factory=list)
     is_always: bool = False
 
-    def run(self, ask: Callable[[int], bool]) -> None:
+    def run(self, ask: Callable[[int], bool | None]) -> None:
         """Ask sizes until one rule is left, or no size tells those that are left apart.
 
-        ``ask`` says whether the bug shows at a size. An exception that it raises ends the search with what is known.
+        ``ask`` says whether the bug shows at a size, or None if no call of this size is answered. An exception that it
+        raises ends the search with what is known.
         """
         ends = (*(Rule(ABOVE, n) for n in (0, *self.sizes)), *(Rule(AT_MOST, n) for n in self.sizes))
         singles = {self._bits(rule): rule for rule in (*ends, *TILED) if rule.shows_at(self.own)}
         always = self._bits(Rule(ABOVE, 0))
         found = self._narrowed(singles, ask)
         for rule in found[:1]:
-            borders = WHOLE if rule == always else singles[rule].borders
+            borders = WHOLE_TILES if rule == always else singles[rule].borders
             unasked = [n for n in borders if n in self.sizes and n not in self.seen]
             for n in unasked[:CHECKED]:
                 self.seen[n] = ask(n)
@@ -154,7 +157,7 @@ class SizeSearch:
         }
         self.pairs = [together[x] for x in self._narrowed(together, ask)]
 
-    def _narrowed(self, hypotheses: Iterable[int], ask: Callable[[int], bool]) -> list[int]:
+    def _narrowed(self, hypotheses: Iterable[int], ask: Callable[[int], bool | None]) -> list[int]:
         """Ask the size that splits the hypotheses best, until none splits them; return those that are left.
 
         A hypothesis is a number whose bit i says whether the bug shows at the i-th of ``sizes``.
@@ -195,7 +198,7 @@ class SizeSearch:
         ``own`` meets both, that is the one which alone explains the nearest size.
         """
         fails = dict.fromkeys((self.own, *(n for n in sorted(self.seen) if self.seen[n])))
-        holds = tuple(n for n in sorted(self.seen) if not self.seen[n])
+        holds = tuple(n for n in sorted(self.seen) if self.seen[n] is False)
         if self.pairs:
             mine, _ = min(self.pairs, key=lambda pair: self._distance(*pair))
             fails = {n: None for n in fails if mine.shows_at(n)}

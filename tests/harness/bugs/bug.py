@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from typing import Any
 
 from kernels.contract import GRADIENTS
@@ -14,7 +13,6 @@ from strategies.features import (
     LENGTHS,
     NAN,
     SCORES,
-    SIZES_OF_TILES,
     UNEQUAL,
     VALUES_OF,
     feature,
@@ -23,6 +21,7 @@ from strategies.features import (
     value_of,
 )
 from strategies.landmarks import MANY
+from strategies.size_rules import ENDS, NO_MULTIPLE, Rule, left
 from tests.harness.bugs.failure import OF_MEMORY, Explanation, Failure
 from tests.harness.law import law_named
 from tests.harness.run import run_of
@@ -30,13 +29,11 @@ from tests.harness.symptoms import are_kindred, is_flushed, is_small, wrong_tens
 from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
-"""A length below this is not taken for the rows of a tile."""
-
-ONE_ABOVE = "one above a multiple of"
-"""Lengths such as 65 and 129 for tiles of 64: they show a bug that leaves out a last tile of a single row or key."""
-BEYOND = "above and no multiple of"
-"""Lengths such as 65 to 127 for tiles of 64: they show a bug of a last tile that is not full and not the only one."""
-
+"""A length below this is not taken for the rows of a tile, unless the condition is confirmed."""
+COUNTS = ("batch", "heads_kv", "group")
+"""Fields that count sequences or heads."""
+RULED = (*LENGTHS, *COUNTS, "head_dim", "page_size")
+"""Sizes of which a search finds the rule by which they decide whether a bug shows."""
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
@@ -78,8 +75,8 @@ class Condition:
 
     @property
     def is_irregular(self) -> bool:
-        """Whether some lengths fail and others hold by no tile size, as in failures at 5, 9 and 12 but not at 6."""
-        return self.name in LENGTHS and self.is_certain and len(self.fails) > 1
+        """Whether some lengths fail and others hold by no rule, as in failures at 5, 9 and 12 but not at 6."""
+        return self.name in LENGTHS and self.is_certain and self.rule is None
 
     @property
     def is_of_parts(self) -> bool:
@@ -92,37 +89,15 @@ class Condition:
         return self.name == UNEQUAL
 
     @property
-    def side(self) -> tuple[str, int] | None:
-        """The rule by which lengths fail, such as ("above", 64); None if none fits, or if no length holds.
+    def rule(self) -> Rule | None:
+        """The first rule of sizes that agrees with what was seen, such as "above 64"; None if none does.
 
-        The first rule that fits is returned. With tiles of 64:
-
-        1. ("above", 64): all that hold are below all that fail.
-        2. ("no multiple of", 64): all that hold are multiples of the shortest one, and none that fails is.
-        3. ("below", 64): all that fail are below all that hold.
-        4. (``BEYOND``, 64) or (``ONE_ABOVE``, 64), if the condition is confirmed: the smallest case is such a length,
-           and no length that holds is.
+        Of a condition that is not confirmed only lengths have one: "above", "no multiple of" or "at most", as few
+        numbers hide a bug at many lengths.
         """
-        if self.name not in LENGTHS or self.is_irregular or not self.holds:
+        if self.name not in RULED if self.is_certain else self.name not in LENGTHS:
             return None
-        if max(self.holds) < min(self.fails):
-            return "above", max(self.holds)
-        tile = min(filter(None, self.holds), default=0)
-        if (
-            tile >= SMALLEST_TILE
-            and not any(x % tile for x in self.holds)
-            and all(x % tile for x in self.fails)
-        ):
-            return "no multiple of", tile
-        if max(self.fails) < min(self.holds):
-            return "below", min(self.holds)
-        if self.is_certain:
-            return next(filter(self._is_side, product((BEYOND, ONE_ABOVE), SIZES_OF_TILES)), None)
-        return None
-
-    def _is_side(self, side: tuple[str, int]) -> bool:
-        """Whether a rule fits: the length of the smallest case fails by it, and no length that holds does."""
-        return _is_on(self.fails[0], side) and not any(_is_on(x, side) for x in self.holds)
+        return next((x for x in left(self.fails, self.holds) if self.is_certain or _is_plain(x)), None)
 
     @property
     def begins(self) -> tuple[int, int] | None:
@@ -146,28 +121,16 @@ class Condition:
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it.
 
-        Where lengths fail by no tile size, any length may show it.
+        Where lengths fail by no rule, any length may show it.
         """
         if self.is_irregular:
             return True
         value = value_of(case, self.name)
-        if self.side:
-            return _is_on(value, self.side)
-        return value not in self.holds
+        return self.rule.shows_at(value) if self.rule else value not in self.holds
 
 
-def _is_on(length: int, side: tuple[str, int]) -> bool:
-    """Whether a bug shows at a length by a rule such as ("above", 32): see ``Condition.side``."""
-    match side:
-        case "above", tile:
-            return length > tile
-        case "below", tile:
-            return length < tile
-        case kind, tile if kind == ONE_ABOVE:
-            return length % tile == 1
-        case kind, tile if kind == BEYOND:
-            return length > tile and length % tile != 0
-    return length % side[1] != 0
+def _is_plain(rule: Rule) -> bool:
+    return rule.kind in ENDS or (rule.kind == NO_MULTIPLE and rule.size >= SMALLEST_TILE)
 
 
 @dataclass(frozen=True)

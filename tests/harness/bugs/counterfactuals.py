@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.features import BLIND, LENGTHS, TILES_OF, UNEQUAL, VALUES_OF, feature, value_of, with_value
-from tests.harness.bugs.bug import ONE_ABOVE, Condition
+from strategies.size_rules import ONE_ABOVE
+from tests.harness.bugs.bug import Condition
 
 MOST_VALUES = 4
 """How many other values of a field are tried."""
@@ -19,9 +20,9 @@ def is_present(need: Condition, case: Case) -> bool:
 def may_be_present(need: Condition, case: Case) -> bool:
     """Whether a case may meet a condition, where a length that held may have done so by chance.
 
-    This counts for lengths that fail by no known rule (``Condition.side`` is None).
+    This counts for lengths that fail by no known rule.
     """
-    return is_present(need, case) or (need.name in LENGTHS and need.side is None)
+    return is_present(need, case) or (need.name in LENGTHS and need.rule is None)
 
 
 def counterfactuals(need: Condition, case: Case, capabilities: Capabilities) -> Iterator[Case]:
@@ -49,10 +50,8 @@ def _values(need: Condition, case: Case) -> list[object]:
     own = getattr(case, need.name)
     if need.is_irregular:  # which lengths hold depends on other sizes; mostly one of the next does
         return [x for x in (own - 1, own + 1, own - 2, own + 2) if x > 0]
-    if (
-        need.side and need.side[0] == ONE_ABOVE
-    ):  # a bug of any last tile that is not full still shows at these
-        return [own + 1, own + 2]
+    if need.rule and need.rule.kind == ONE_ABOVE:
+        return [own + 1, own + 2]  # a bug of any last tile that is not full still shows at these
     block = case.blocks.get(TILES_OF[need.name], 0)
     whole = [own // block * block] if block else []
     other = case.seqlen_k if need.name == "seqlen_q" else case.seqlen_q

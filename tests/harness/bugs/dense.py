@@ -6,7 +6,7 @@ tiles alone.
 """
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -24,6 +24,7 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
+from strategies.size_rules import left
 from strategies.ways import as_its_way_has_it
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.law import law_named
@@ -231,7 +232,7 @@ def ordinary_cases(
 def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
     """Whether two bugs need nothing but the same length and numbers, and show at the same lengths by one rule.
 
-    The rule is that the length is above some other, or no multiple of a tile's rows. The first bug's dense case is run
+    The rule is one of ``strategies.size_rules``. The first bug's dense case is run
     at the lengths that both searches tried, and at whole tiles beyond. Example: one failed at 65 and held at 64, the
     other at 70 and 32. If lengths 65 and 70 fail, and 32, 64, 96 and 128 hold, both show in a last tile that is not
     full. If 96 fails and 128 still holds, no rule fits, so that there are two bugs.
@@ -246,13 +247,15 @@ def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilit
     own = {getattr(bug.failure.case, name) for bug in (one, other)}
     tried = {x for bug in (one, other) for need in bug.needs if need.name == name for x in need.holds}
     beyond = {tile * (max(own) // tile + 1) for tile in TILES}
-    shows: dict[int, bool] = {}
+    fails: list[int] = []
+    holds: list[int] = []
     for length in sorted(filter(None, own | tried | beyond))[:MOST_LENGTHS]:
         case = with_ordinary_numbers(one.failure.case, name, length)
         if capabilities.admits(case):
             finding = run(one.failure.law, case, frozenset())
-            shows[length] = finding is not None and not tensors.isdisjoint(wrong_tensors(finding))
-    return all(shows.get(length, False) for length in own) and _is_of_one_rule(shows)
+            shows = finding is not None and not tensors.isdisjoint(wrong_tensors(finding))
+            (fails if shows else holds).append(length)
+    return own <= {*fails} and bool(left(tuple(fails), tuple(holds)))
 
 
 def _length_needed(bug: Bug) -> str:
@@ -265,12 +268,3 @@ def with_ordinary_numbers(case: Case, name: str, length: int) -> Case:
     """Return a dense case in which the length ``name`` is this one, and the other length is ``LONGER``."""
     (other,) = {*LENGTHS} - {name}
     return with_value(with_value(with_normal_numbers(case), other, LONGER), name, length)
-
-
-def _is_of_one_rule(shows: Mapping[int, bool]) -> bool:
-    """Whether the failing lengths are those above some length, or those that fill no tile; some length has to hold."""
-    failing, holding = ([x for x in shows if shows[x] == fails] for fails in (True, False))
-    if not holding:
-        return False
-    above = min(failing) > max(holding)
-    return above or any(all((x % tile > 0) == shows[x] for x in shows) for tile in TILES)

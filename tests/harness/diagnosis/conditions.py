@@ -31,11 +31,11 @@ from strategies.features import (
     pair_of,
     value_of,
     with_normal_numbers,
-    with_seeds,
     with_value,
 )
 from strategies.landmarks import MANY
-from tests.harness.bugs.bug import Bug, Condition
+from strategies.size_rules import ABOVE, Rule
+from tests.harness.bugs.bug import COUNTS, Bug, Condition
 from tests.harness.bugs.counterfactuals import counterfactuals, needs_of, resisted_shrinking
 from tests.harness.bugs.dense import (
     FEWEST,
@@ -44,11 +44,10 @@ from tests.harness.bugs.dense import (
     ordinary_cases,
     symptoms_apart_from_forward,
     symptoms_on_dense_case,
-    with_ordinary_numbers,
 )
 from tests.harness.bugs.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.clock import BudgetSpent
-from tests.harness.diagnosis.confirmation import SEEDS, confirmed, refuted
+from tests.harness.diagnosis.confirmation import confirmed, refuted
 from tests.harness.diagnosis.explanation import fields
 from tests.harness.diagnosis.generalisation import generalise_to_scores, generalised
 from tests.harness.law import basic_laws, law_named
@@ -56,8 +55,6 @@ from tests.harness.running.runs import Runs
 from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding
 
-COUNTS = ("batch", "heads_kv", "group")
-"""Fields for which 1 is the best value to try: any larger one may move the error to where the numbers hide it."""
 OF_SEVERAL_PAGES = ("batch", "seqlen_k", UNEQUAL, "page_size", "block_table", *DIFFERENT.values())
 """Features that decide how many pages a case has, and which come first."""
 ROWS = (*COUNTS, *LENGTHS)
@@ -123,9 +120,7 @@ class ConditionSearch:
             yield ()
             return
         yield self.in_general(found, fails)
-        several = self.without_rows(self.with_certain(found, matter, fails), fails)
-        several = [self.with_ordinary_border(need, fails) for need in several]
-        yield self.in_general(several, fails)
+        yield self.in_general(self.without_rows(self.with_certain(found, matter, fails), fails), fails)
 
     def in_general(self, needs: Sequence[Condition], fails: Callable[[Case], bool]) -> tuple[Condition, ...]:
         """Return the conditions, generalised where several have one reason, without those that matter by chance.
@@ -147,16 +142,18 @@ class ConditionSearch:
         """Return the conditions after normal numbers in many rows have confirmed or refuted some of them.
 
         A confirmed condition is added even if it is not among ``needs``, since a larger witness may fail without it
-        because of another bug. ``matter`` are all fields that matter in the smallest case.
+        because of another bug. One on a size that does not matter in dense cases is left out. ``matter`` are all fields
+        that matter in the smallest case.
         """
         sure: dict[str, Condition] = {}
         others, case = list(needs), self.failure.case
         with suppress(BudgetSpent):
             for need in confirmed(matter, case, fails, self.claims):
                 sure[need.name] = need
-            for need in refuted(needs, [*sure.values()], case, fails, self.claims):
+            for need in refuted(needs, [x for x in sure.values() if x.holds], case, fails, self.claims):
                 others.remove(need)
-        return [*(need for need in others if need.name not in sure), *sure.values()]
+        found = (need for need in sure.values() if need.holds)
+        return [*(need for need in others if need.name not in sure), *found]
 
     def without_rows(self, needs: Sequence[Condition], fails: Callable[[Case], bool]) -> list[Condition]:
         """Return the conditions; if one is on a layout, without sizes that matter only because they give it strides.
@@ -219,7 +216,7 @@ class ConditionSearch:
         2. A huge layout: any tensor's huge strides count as one condition.
         3. A layout that matters because it differs from another tensor's: one condition on the pair.
         4. A count, such as heads_kv: of the passing values only 1, if it passes. With another count the wrong head may
-           be one without numbers, so that the case passes by luck. Another one is added by ``border_of``.
+           be one without numbers, so that the case passes by luck.
         5. An option with a few kinds, or a tuner: all values that were seen to fail.
         6. A length: passing values, of which 0 alone is no condition, since nothing is wrong in an empty tensor.
         """
@@ -234,9 +231,7 @@ class ConditionSearch:
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
             if name in COUNTS:
-                border = self.border_of(name, holds, fails)
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
-                holds = tuple(dict.fromkeys((*holds, *border)))
             also = varied.fails if name in KINDS or is_tuner(name) else ()
             if name == "pool":  # pages that are taken for others may have the same few numbers
                 kept = self.with_ordinary_numbers(name, holds, fails)
@@ -259,19 +254,6 @@ class ConditionSearch:
         if not fails(normal):
             return holds
         return tuple(x for x in holds if not fails(with_value(normal, name, x))) or holds
-
-    def border_of(self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]) -> tuple[Any, ...]:
-        """Return the count that is one smaller, if it is above 1, and passes with normal numbers of any seed.
-
-        Example: group 9 fails, and group 8 passes, where only the first 8 query heads of a key head are right. An error
-        of the size of a rounding may be absent by chance.
-        """
-        case = with_normal_numbers(self.failure.case)
-        below = getattr(case, name) - 1
-        if is_small(self.failure.finding) or below < 2 or below not in holds or not fails(case):
-            return ()
-        others = with_seeds(with_value(case, name, below), SEEDS)
-        return () if any(map(fails, others)) else (below,)
 
     def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
         """Return the value of ``UNEQUAL`` for swapped lengths if the case passes that way, in more rows too; else [].
@@ -325,25 +307,6 @@ class ConditionSearch:
         tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
         holds = [x for x, tiled in tiles if capabilities.admits(tiled) and not fails(tiled)]
         return replace(need, holds=(*need.holds, *holds))
-
-    def with_ordinary_border(self, need: Condition, fails: Callable[[Case], bool]) -> Condition:
-        """Return a condition on a large length with the tile's end beyond which normal numbers show the bug.
-
-        The few numbers of the smallest case may hide the bug at lengths that are only a little above the tile. Example:
-        that case passes with 70 keys and fails with 71. With many normal numbers 64 keys pass and 65 fail, so the
-        condition becomes "above 64". A condition of another kind, or without such a tile, is returned unchanged.
-        """
-        side = need.side
-        if side is None or side[0] != "above" or side[1] % TILES[0] == 0:
-            return need
-        for tile in (tile for tile in TILES if tile < side[1]):
-            pair = [
-                with_ordinary_numbers(self.failure.case, need.name, length) for length in (tile, tile + 1)
-            ]
-            claimed = all(self.claims.admits(case) for case in pair)
-            if claimed and not fails(pair[0]) and fails(pair[1]):
-                return replace(need, holds=(*(x for x in need.holds if x < tile), tile))
-        return need
 
     def tensors_of(
         self, needs: Sequence[Condition], cases: Sequence[Case], spend: Callable[[], None]
@@ -507,7 +470,7 @@ def without_lengths_of_no_rule(needs: Sequence[Condition]) -> tuple[Condition, .
     return tuple(
         need
         for need in needs
-        if not (telling and need.name in LENGTHS and not (need.side or need.is_certain))
+        if not (telling and need.name in LENGTHS and not (need.rule or need.is_certain))
     )
 
 
@@ -517,7 +480,7 @@ def without_several_keys(needs: Sequence[Condition]) -> tuple[Condition, ...]:
     With one key dS is 0, so that these gradients are right whatever the bug does. NaN among the scores shows the bug
     all the same, so that the number of keys is no condition.
     """
-    others = tuple(need for need in needs if (need.name, need.side) != ("seqlen_k", ("above", 1)))
+    others = tuple(need for need in needs if (need.name, need.rule) != ("seqlen_k", Rule(ABOVE, 1)))
     return others or tuple(needs)
 
 

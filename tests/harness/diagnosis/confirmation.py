@@ -5,37 +5,35 @@ normal numbers in many rows, no field does: a condition is confirmed if the dens
 field fixes it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, reduce
+from itertools import product
 
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import (
+    DIFFERENT,
     LENGTHS,
     PARTIAL,
     SIZES_OF_TILES,
     VALUES_OF,
     WHOLE,
     tiles_of,
+    value_of,
     with_normal_numbers,
     with_seeds,
     with_value,
 )
-from tests.harness.bugs.bug import Condition
+from strategies.size_rules import SIZES, WHOLE_TILES, SizeSearch, left
+from tests.harness.bugs.bug import COUNTS, RULED, Condition
 from tests.harness.bugs.counterfactuals import counterfactuals
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
+from tests.harness.clock import BudgetSpent
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
-TRIED = (3, 192, 128, 4, 5, 6, 8, 9, 16, 17, 20, 24, 32, 33, 39, 48, 49, 64, 65, 96, 129, 256)
-"""The lengths at which a search for a border tries a bug: some below, at and above the ends of tiles of each size.
-6 and 39 leave 2 and 3 when divided by 4, which distinguishes "one above a multiple of 4" from "no multiple of 4".
-
-The first three are far apart: if the bug shows at all of them, or at none, hardly a rule is left to try.
-"""
 ALIKE = (35, 37, 39, 41)
 """Odd lengths between 32 and 48, hence between the same ends of tiles of 16 and more. If only some of them show a bug,
 it is no tile that decides, but what a length leaves when divided by some number, as where keys are split among
@@ -47,6 +45,16 @@ SEEDS = 4
 """How many seeds are tried of a changed case whose numbers may hide the bug."""
 OTHER_LENGTHS = (LONGER + 1, LONGER + 8, LONGER)
 """The number of keys while that of queries is varied, and the reverse: the first of these that is claimed."""
+ELSEWHERE = (2 * LONGER + 9, LONGER // 2 + 7)
+"""Other such numbers, far from those: a rule that does not hold beside them is one of unequal lengths."""
+FEWEST_KEYS = 3
+"""With fewer keys than this a bug of the scores may be absent, as there are too few to weigh."""
+LONG = tuple(2**n + more for n in range(10, 14) for more in (0, 1))
+"""Lengths that are asked of bugs of long sequences."""
+MANY = (*range(1, 10), 15, 16, 17)
+"""Numbers of sequences or heads that are asked."""
+TWICE = 2
+"""How many seeds must pass for a bug to be absent at a size."""
 
 
 def confirmed(
@@ -56,27 +64,44 @@ def confirmed(
 
     1. A condition of ``matter``, on fields that matter in the smallest case, is confirmed if changing the field fixes
        the dense case.
-    2. A condition on one length is found by a rule about the ends of tiles (``_borders``).
-    3. If there is none, a length may fail by no such rule (``_lengths_of_no_rule``).
+    2. A condition on a size is found by a search for its rule (``_of_size``): on both lengths, and on the others of
+       ``RULED`` that matter. A size that does not matter is yielded without values that hold. Rule 1 counts for the
+       others if no rule is found.
+    3. If no rule is found for either length, one may fail by no rule (``_lengths_of_no_rule``).
     4. If neither length is enough, the bug may show where neither length fills its tiles (``_of_both``).
 
     ``fails`` may raise BudgetSpent.
     """
     shows = claimed_and(fails, capabilities)
-    few = with_normal_numbers(replace(case, **{name: max(FEWEST, getattr(case, name)) for name in LENGTHS}))
-    shown = next(filter(shows, (*_ordinary(case), few)), None)
+    shown = next(filter(shows, _dense(case)), None)
     if shown is None:
         return
-    for need in matter:
+    others = [need for need in matter if need.name in RULED and need.name not in LENGTHS]
+    yield from _cured((need for need in matter if need not in others), shown, shows, capabilities)
+    found, seen = dict[str, Condition](), dict[str, SizeSearch]()
+    for name in (*LENGTHS, *(need.name for need in others)):
+        for need in _of_size(name, case, shown, shows, capabilities, seen):
+            found[name] = need
+            yield need
+    yield from _cured((need for need in others if need.name not in found), shown, shows, capabilities)
+    if any(name in found and found[name].holds for name in LENGTHS):
+        return
+    irregular = [
+        x for name in LENGTHS for x in _lengths_of_no_rule(name, seen[name], shown, shows, capabilities)
+    ]
+    yield from irregular
+    if not irregular:
+        yield from _of_both(case, shown, shows)
+
+
+def _cured(
+    needs: Iterable[Condition], shown: Case, shows: Fails, capabilities: Capabilities
+) -> Iterator[Condition]:
+    """Yield those conditions of which no change of the field leaves the dense case failing, as confirmed ones."""
+    for need in needs:
         changed = list(counterfactuals(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(shows(x) for cured in changed for x in _with_other_numbers(need, cured)):
             yield replace(need, is_certain=True)
-    for search in (_borders, _lengths_of_no_rule):
-        found = [x for name in LENGTHS for x in search(name, case, shown, shows, capabilities)]
-        yield from found
-        if found:
-            return
-    yield from _of_both(case, shown, shows)
 
 
 def refuted(
@@ -130,127 +155,116 @@ def _ordinary(case: Case) -> Iterator[Case]:
         yield normal
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A rule by which a length decides whether a bug shows, such as "more than 64 keys".
+def _dense(case: Case) -> Iterator[Case]:
+    """Yield ordinary cases, others with few rows and keys, and with queries as they are, as where a kernel decodes.
 
-    ``showing`` are the lengths of ``TRIED`` that show the bug by this rule, ``need`` is the condition that says so, and
-    ``is_met`` whether the smallest case's length does too.
+    All sequences of a call have all rows and keys, so that a length is that of each.
     """
+    whole = reduce(lambda x, name: with_value(x, name, ()), DIFFERENT.values(), case)
+    yield from _ordinary(whole)
+    normal = with_normal_numbers(whole)
+    yield replace(normal, **{name: max(FEWEST, getattr(case, name)) for name in LENGTHS})
+    yield replace(normal, seqlen_k=case.seqlen_k + LONGER)
 
-    showing: frozenset[int]
-    need: Condition
-    is_met: bool
 
-
-def _borders(
-    name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
+def _of_size(
+    name: str,
+    case: Case,
+    shown: Case,
+    shows: Fails,
+    capabilities: Capabilities,
+    seen: dict[str, SizeSearch],
 ) -> Iterator[Condition]:
-    """Yield the condition on one length that explains at which of the lengths ``TRIED`` the dense case fails.
+    """Yield the condition on a size by the rule that explains at which sizes the dense case fails.
 
-    1. One rule of ``_rules`` or ``_beyond`` explains all outcomes. Example: 64 keys and fewer pass, 65 and more fail:
-       "above 64".
-    2. Or two rules together do, since another bug of the same tensors may show by a rule of its own. Example: up to 16
-       keys fail, and so do 65 and more. The condition is the rule that the smallest case meets. If it meets both, it is
-       the rule that alone explains a failure at the nearest length.
-    3. No condition, if no rule is left, or if all claimed lengths fail or all pass.
+    1. None, if no rule does, or not beside other lengths as well: then it is unequal lengths that matter.
+    2. One without values that hold, if the dense case fails at every size, also where the other length fills its tiles.
+    3. One of which several rules are left, if the time is spent before all but one are ruled out.
+
+    The search is kept in ``seen``.
     """
-    own, tried = getattr(case, name), {}
-    rules = [*_rules(name, own)]
-    alone = [(x,) for x in (*rules, *_beyond(name, own))]
-    left = [*alone, *filter(_are_apart, combinations(rules, 2))]
-    for x in TRIED:
-        shows_at_x = _shows_at(x, name, shown, shows, capabilities)
-        if shows_at_x is None:
-            continue
-        tried[x] = shows_at_x
-        left = [together for together in left if any(x in rule.showing for rule in together) == tried[x]]
-        if not left:
-            return
-    if len({*tried.values()}) < 2:
-        return
-    met = [rule for rule in left[0] if rule.is_met]
-    if met:
-        yield min(met, key=lambda rule: _distance(own, rule, left[0])).need
+    sizes = _sizes(name, shown, value_of(case, name), capabilities)
+    search = seen[name] = SizeSearch(value_of(case, name), sizes)
+
+    def ask(size: int, others: Sequence[int] = OTHER_LENGTHS) -> bool | None:
+        changed = _at(size, name, shown, capabilities, others)
+        return None if changed is None else any(map(shows, with_seeds(changed, TWICE)))
+
+    try:
+        search.run(ask)
+    except BudgetSpent:
+        if name in LENGTHS and left(*search.found):
+            yield Condition(name, *search.found, is_certain=True)
+        raise
+    fails, holds = search.found
+    if left(fails, holds) and (name not in LENGTHS or _is_of_it_alone(fails, holds, ask)):
+        yield Condition(name, fails, holds, is_certain=True)
+    elif search.is_always and not any(
+        ask(x, (x, *OTHER_LENGTHS)) is False for x in WHOLE_TILES if x in sizes
+    ):
+        yield Condition(name, fails, (), is_certain=True)
 
 
-def _distance(own: int, rule: _Rule, together: tuple[_Rule, ...]) -> int:
-    """Return how far a length is from the nearest one that shows a bug by this rule and no other of ``together``."""
-    others = frozenset[int]().union(*(x.showing for x in together if x is not rule))
-    return min(abs(x - own) for x in rule.showing - others)
+def _is_of_it_alone(
+    fails: Sequence[int], holds: Sequence[int], ask: Callable[[int, Sequence[int]], bool | None]
+) -> bool:
+    """Whether the two sizes that tell most of a rule give the same answers beside another number of rows or keys."""
+    at, beside = min(product(fails[1:] or fails, holds), key=lambda pair: abs(pair[0] - pair[1]))
+    others = [(other, *OTHER_LENGTHS) for other in ELSEWHERE]
+    return not any(ask(at, x) is False or ask(beside, x) for x in others)
 
 
-def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: Capabilities) -> bool | None:
-    """Return whether a case with ``name`` at this length shows the bug; None if no such case is claimed.
-
-    The other length is one of ``OTHER_LENGTHS``.
-    """
+def _sizes(name: str, shown: Case, own: int, capabilities: Capabilities) -> Sequence[int]:
+    """Return the sizes that are asked of a bug whose smallest case has the size ``own``, as far as they are claimed."""
+    if name in COUNTS:
+        return MANY
+    if name not in LENGTHS:
+        return capabilities.head_dims if name == "head_dim" else capabilities.page_sizes
+    first = 1 if name == "seqlen_q" else min(own, FEWEST_KEYS)
     (other,) = {*LENGTHS} - {name}
-    of_length = with_value(shown, name, length)
-    beside = (with_value(of_length, other, y) for y in OTHER_LENGTHS)
-    changed = next(filter(capabilities.admits, beside), None)
-    return None if changed is None else shows(changed)
+
+    def is_claimed(size: int) -> bool:
+        pairs = ({name: size, other: x} for x in (*OTHER_LENGTHS, getattr(shown, other), size))
+        return any(
+            capabilities.takes_lengths(x["seqlen_q"], x["seqlen_k"], causal=shown.causal) for x in pairs
+        )
+
+    return [x for x in (*SIZES, *LONG) if first <= x <= max(SIZES[-1], 2 * own) and is_claimed(x)]
+
+
+def _at(
+    size: int, name: str, shown: Case, capabilities: Capabilities, others: Sequence[int] = OTHER_LENGTHS
+) -> Case | None:
+    """Return the dense case with this size, beside the first of other lengths that is claimed; None if none is.
+
+    These are ``others``, that of the dense case, as where a kernel takes one query alone, and the same size.
+    """
+    changed = with_value(shown, name, size)
+    if name not in LENGTHS:
+        return changed if capabilities.admits(changed) else None
+    (other,) = {*LENGTHS} - {name}
+    beside = (with_value(changed, other, x) for x in (*others, getattr(shown, other), size))
+    return next(filter(capabilities.admits, beside), None)
 
 
 def _lengths_of_no_rule(
-    name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
+    name: str, search: SizeSearch, shown: Case, shows: Fails, capabilities: Capabilities
 ) -> Iterator[Condition]:
-    """Yield a condition on one length if some of the lengths ``ALIKE`` fail and others pass, whatever the seed."""
+    """Yield a condition on one length if some of the lengths ``ALIKE`` fail and others pass, whatever the seed.
+
+    ``search`` is one that has left no rule.
+    """
     showing: dict[int, set[bool | None]] = {}
     for x in ALIKE:
-        showing[x] = {_shows_at(x, name, of_seed, shows, capabilities) for of_seed in with_seeds(shown, 2)}
+        alike = [_at(x, name, of_seed, capabilities) for of_seed in with_seeds(shown, TWICE)]
+        showing[x] = {None if changed is None else shows(changed) for changed in alike}
         if len(showing[x]) > 1 or None in showing[x]:
             return
-    fails = tuple(x for x, told in showing.items() if True in told)
-    if 0 < len(fails) < len(ALIKE):
-        holds = tuple(x for x in ALIKE if x not in fails)
-        yield Condition(name, (getattr(case, name), *fails), holds, is_certain=True)
-
-
-def _are_apart(together: tuple[_Rule, ...]) -> bool:
-    """Whether two rules can be told apart: each has a length of its own, and some tried length passes by both."""
-    one, other = (rule.showing for rule in together)
-    return not one <= other and not other <= one and one | other < {*TRIED}
-
-
-def _rules(name: str, own: int) -> Iterator[_Rule]:
-    """Yield four rules for each size of tiles; ``own`` is the length in the smallest case.
-
-    With tiles of 64, the lengths that fail are
-
-    1. those above 64: a bug of the second tile;
-    2. those up to 64: a bug of cases with a single tile;
-    3. those that are no multiple of 64: a bug of a last tile that is not full;
-    4. those one above a multiple of 64: a bug that drops a last tile with a single row or key.
-    """
-    tried = frozenset(TRIED)
-    for size in SIZES_OF_TILES:
-        whole = tuple(x for x in TRIED if x % size == 0)
-        above = frozenset(x for x in TRIED if x > size)
-        one_above = frozenset(x for x in TRIED if x % size == 1)
-        # Passing lengths are given next to the border, so that ``Condition.side`` finds the rule in them.
-        rules = (
-            (above, own > size, (size,)),
-            (tried - above, own <= size, (size + 1, size + 2)),
-            (tried - {*whole}, own % size != 0, whole),
-            (one_above, own % size == 1, (*sorted(tried - one_above), own + 1)),
-        )
-        for showing, is_met, holds in rules:
-            yield _Rule(showing, Condition(name, (own,), holds, is_certain=True), is_met)
-
-
-def _beyond(name: str, own: int) -> Iterator[_Rule]:
-    """Yield, for each size of tiles, the rule that the last tile is not full and other tiles come before it.
-
-    With tiles of 64, 65 to 127 fail, and so do 129 to 191, but 63, 64 and 128 pass. ``own`` is the length in the
-    smallest case.
-    """
-    for size in SIZES_OF_TILES:
-        showing = frozenset(x for x in TRIED if x > size and x % size)
-        whole = (x for x in TRIED if x % size == 0)
-        # ``Condition.side`` finds the rule by these: a length below one tile, and whole tiles up to beyond ``own``.
-        holds = (size - 1, *whole, (own // size + 1) * size)
-        yield _Rule(showing, Condition(name, (own,), holds, is_certain=True), own > size and own % size != 0)
+    outcomes = {True in told for told in showing.values()}
+    search.seen.update((x, True in told) for x, told in showing.items())
+    fails, holds = search.found
+    if len(outcomes) > 1 and not left(fails, holds):
+        yield Condition(name, fails, holds, is_certain=True)
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Condition]:

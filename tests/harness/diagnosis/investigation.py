@@ -11,7 +11,7 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Condition, Occurrences, Severity
+from tests.harness.bugs.bug import COUNTS, ENOUGH, FEW_CRASHES, Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.counterfactuals import counterfactuals, is_present
 from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.duplicates import is_same
@@ -28,7 +28,7 @@ from tests.harness.bugs.failure import (
 from tests.harness.bugs.suggested_claims import excluding, offered
 from tests.harness.certificates.certified import CERTIFICATE_SECONDS, certified
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
-from tests.harness.diagnosis.conditions import COUNTS, ConditionSearch, explained
+from tests.harness.diagnosis.conditions import ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.severity import found_in_ordinary, with_contrast

@@ -23,6 +23,7 @@ from strategies.features import (
     feature,
     text,
 )
+from strategies.size_rules import told as told_of_sizes
 from strategies.ways import WAYS
 from tests.harness.bugs.bug import Bug, Condition, Occurrences
 from tests.harness.bugs.failure import headline
@@ -93,12 +94,12 @@ def _need(need: Condition) -> str:
         return str(need.fails[0])
     if need.name == SCORES:
         return "large or special scores"
-    if need.side == ("below", 1):
-        return f"no {LENGTH_OF[need.name]}"
     if need.name in LENGTHS:
-        return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
+        return _length(need)
     if need.name == "batch" and need.fails == (0,):
         return "an empty batch"
+    if need.rule:
+        return f"{need.name} {need.rule if len(need.fails) > 1 else need.fails[0]}"
     if feature(need.name).rows:
         return f"lengths that fill no {need.name}"
     if feature(need.name).is_pair:
@@ -117,12 +118,25 @@ def _need(need: Condition) -> str:
         return _of_sequences(need)
     if need.name == "way":
         return " or ".join(WAYS[way].told for way in need.fails)
+    if need.name == "v_head_dim" and need.holds == (0,):
+        return "a head_dim of v unlike that of q and k"
     if _are_above(need):
         return f"{need.name} above {text(max(need.holds))}"
     if need.name == "page_size" and max(need.fails) < min(need.holds):
         return f"page_size below {min(need.holds)}"
     seen = sorted(need.fails, key=OPTIONS[need.name].index) if need.name in KINDS else need.fails[:1]
     return f"{need.name} {' or '.join(map(text, seen))}"
+
+
+def _length(need: Condition) -> str:
+    """Return a condition on a length in words, such as "seqlen_k above 64", or what is not known of it."""
+    if need.fails == (0,):
+        return f"no {LENGTH_OF[need.name]}"
+    told_rule = told_of_sizes(need.fails, need.holds, is_asked=need.is_certain)
+    one = ONE_OF_LENGTH[need.name]
+    return {"above 1": f"more than one {one}", "at most 1": f"one {one}"}.get(
+        told_rule, f"{need.name} {told_rule}"
+    )
 
 
 def _configurations(need: Condition) -> str:
@@ -171,6 +185,8 @@ def _scale(need: Condition) -> str:
 
 LENGTH_OF = {"seqlen_q": "queries", "seqlen_k": "keys"}
 """What each length counts."""
+ONE_OF_LENGTH = {"seqlen_q": "query", "seqlen_k": "key"}
+"""One of what each length counts."""
 
 RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
 """Kinds of bugs, the worst first: wrong numbers on ordinary data, crashes and exceptions on ordinary data, failures

@@ -24,7 +24,7 @@ from strategies.size_rules import (
     told,
 )
 
-FEW = 20
+FEW = 24
 """So many questions name a rule among more than seven hundred."""
 
 

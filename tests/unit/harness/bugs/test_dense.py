@@ -9,9 +9,7 @@ from strategies.features import SCORES
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.dense import show_at_same_lengths
 from tests.harness.bugs.duplicates import is_same
-from tests.harness.diagnosis.conditions import ConditionSearch
 from tests.unit.support.bugs import CAUSAL, CLAIMS, bug, runner
-from tests.unit.support.stubs import runs_of
 
 OF_SCORES = Condition(SCORES, ("other",), ("ordinary",))
 ENTRY = (Spike("v", (0, 0, 0, 0), 1.0),)
@@ -65,26 +63,3 @@ def test_such_bugs_are_one() -> None:
 
     assert is_same(ABOVE_71, ABOVE_37, runner(wrong), CLAIMS)
     assert is_same(ABOVE_37, ABOVE_71, runner(wrong), CLAIMS)
-
-
-@pytest.mark.parametrize(
-    ("holds", "shows", "expected"),
-    [
-        ((40, 31), lambda keys: keys > 32, (31, 32)),
-        ((70, 32, 64), lambda keys: keys > 64, (32, 64)),
-        ((40, 31), lambda keys: keys > 40, (40, 31)),  # it is no tile that ends there
-        ((40, 31), lambda keys: True, (40, 31)),  # another bug shows at all lengths
-        ((64, 32), lambda keys: keys > 32, (64, 32)),  # the end of a tile, as far as few numbers tell
-        ((64, 96), lambda keys: keys > 32, (64, 96)),  # no border is known
-    ],
-)
-def test_a_border_is_the_end_of_a_tile_if_ordinary_numbers_say_so(
-    holds: tuple[int, ...], shows: Shows, expected: tuple[int, ...]
-) -> None:
-    def fails(case: Case) -> bool:
-        return shows(case.seqlen_k) and case.v_values == "normal" and case.seqlen_q > 1
-
-    runs = runs_of(CLAIMS)
-    known = found_at(71, holds)
-    need = ConditionSearch(runs, known.failure).with_ordinary_border(known.needs[0], fails)
-    assert need.holds == expected

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from strategies.case import Case, Spike
 from strategies.features import SCORES, UNEQUAL
+from strategies.size_rules import ABOVE, Rule
 from tests.harness.bugs.bug import Condition
 from tests.harness.bugs.duplicates import met_again
 from tests.harness.bugs.failure import Explanation
@@ -77,7 +78,7 @@ def test_a_bug_of_lengths_that_is_met_at_another_length_still_needs_some() -> No
     """Else it would explain whatever is wrong in its tensors."""
     certain = bug(replace(CASE, seqlen_k=61), ("lse",), Condition("seqlen_k", (61,), (0, 60, 62, 64)))
     (need,) = met_again(certain, bug(replace(CASE, seqlen_k=62), ("lse",))).needs
-    assert (need.fails, need.holds, need.side) == ((61, 62), (0, 60, 64), None)
+    assert (need.fails, need.holds, need.rule) == ((61, 62), (0, 60, 64), None)
     assert need.is_met(replace(CASE, seqlen_k=62))
     assert not need.is_met(replace(CASE, seqlen_k=64))
     above = bug(replace(CASE, seqlen_k=65), ("lse",), Condition("seqlen_k", (65,), (0, 64)))
@@ -85,12 +86,12 @@ def test_a_bug_of_lengths_that_is_met_at_another_length_still_needs_some() -> No
     assert need.is_met(replace(CASE, seqlen_k=9))
     above = bug(replace(CASE, seqlen_k=59), ("lse",), Condition("seqlen_k", (59,), (0, 32, 58)))
     (need,) = met_again(above, bug(replace(CASE, seqlen_k=58), ("lse",))).needs
-    assert need.side == ("above", 32)
+    assert need.rule == Rule(ABOVE, 32)
 
 
 def test_a_length_of_which_no_other_is_known_to_hold_may_be_any() -> None:
     unknown = Condition("seqlen_q", (4,), ())
-    assert unknown.side is None
+    assert unknown.rule is None
     assert unknown.is_met(CASE)
 
 
@@ -115,5 +116,5 @@ def test_a_long_length_that_matters_is_told_by_the_power_of_two_beyond_which_it_
     long = replace(CASE, seqlen_q=10, seqlen_k=4098)
     found = [*diagnosed(long, lambda case: case.seqlen_k > 1024, CLAIMS)]
     (keys,) = (need for need in found if need.name == "seqlen_k")
-    assert (keys.side, keys.begins_beyond) == (("above", 1024), 1024)
+    assert (keys.rule, keys.begins_beyond) == (Rule(ABOVE, 1024), 1024)
     assert not any(need.name == UNEQUAL for need in found)

@@ -1,6 +1,7 @@
 """Ordinary numbers in many rows tell what a bug surely needs, where few numbers and other bugs tell nothing."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,13 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
-from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Condition
+from tests.harness.bugs.bug import COUNTS, Bug, Condition
 from tests.harness.bugs.duplicates import is_same, met_again
+from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.confirmation import confirmed, refuted
+from tests.harness.report.wording import conditions_of
 from tests.harness.verdict import Finding
-from tests.unit.support.bugs import CAUSAL, UNEQUAL, bug
+from tests.unit.support.bugs import CASE, CAUSAL, UNEQUAL, bug
 
 CLAIMS = Capabilities(head_dims=(16, 64))
 BATCH = Condition("batch", (2,), (1,))
@@ -23,13 +26,13 @@ FEW: Mapping[str, Any] = {f"{tensor}_values": "zeros" for tensor in ("q", "k", "
 
 def found(case: Case, fails: Callable[[Case], bool], *matter: Condition) -> dict[str, Condition]:
     """Return by name what is certain of a bug, given the fields that matter in its smallest case."""
-    return {need.name: need for need in confirmed(matter, case, fails, CLAIMS)}
+    return {need.name: need for need in confirmed(matter, case, fails, CLAIMS) if need.holds}
 
 
 def test_what_cures_ordinary_numbers_is_certain() -> None:
     case = Case(batch=2, seqlen_q=1, seqlen_k=2, **FEW)
     sure = found(case, lambda x: x.batch == 2 and x.seqlen_q != x.seqlen_k, BATCH, UNEQUAL, CAUSAL)
-    assert [*sure] == ["batch", "lengths"]
+    assert [*sure] == ["lengths", "batch"]
     assert all(need.is_certain for need in sure.values())
 
 
@@ -77,37 +80,109 @@ def test_where_a_scale_makes_other_scores_one_seed_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "fails", "side"),
+    ("keys", "fails", "rule"),
     [
-        (35, lambda keys: keys > 32, ("above", 32)),
-        (9, lambda keys: keys <= 16, ("below", 17)),
-        (17, lambda keys: keys % 16 > 0, ("no multiple of", 16)),
-        (81, lambda keys: keys % 16 == 1, (ONE_ABOVE, 16)),
-        (257, lambda keys: keys % 64 == 1, (ONE_ABOVE, 64)),
-        (33, lambda keys: keys > 16 and keys % 16 > 0, (BEYOND, 16)),
-        (300, lambda keys: keys > 128 and keys % 128 > 0, (BEYOND, 128)),
-        (300, lambda keys: keys > 128, ("above", 128)),
-        (35, lambda keys: keys > 33, None),  # no tile ends there
+        (35, lambda keys: keys > 32, "above 32"),
+        (35, lambda keys: keys > 33, "above 33"),
+        (300, lambda keys: keys > 128, "above 128"),
+        (300, lambda keys: keys > 256, "above 256"),
+        (1100, lambda keys: keys > 1024, "above 1024"),
+        (9, lambda keys: keys <= 16, "at most 16"),
+        (17, lambda keys: keys % 16 > 0, "no multiple of 16"),
+        (17, lambda keys: keys % 240 > 0, "no multiple of 240"),
+        (81, lambda keys: keys % 16 == 1, "one above a multiple of 16"),
+        (257, lambda keys: keys % 64 == 1, "one above a multiple of 64"),
+        (33, lambda keys: keys > 16 and keys % 16 > 0, "above and no multiple of 16"),
+        (300, lambda keys: keys > 128 and keys % 128 > 0, "above and no multiple of 128"),
+        (64, lambda keys: keys % 64 == 0, "a multiple of 64"),
         (3, lambda keys: keys > 32, None),  # its smallest case is another bug's
-        (35, lambda keys: True, None),
         # Two bugs make the same tensor wrong, each at lengths of its own; the smallest case shows one of them, or both.
-        (17, lambda keys: keys > 64 or keys % 16 > 0, ("no multiple of", 16)),
-        (128, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
-        (97, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
-        (2, lambda keys: keys <= 32, ("below", 33)),
-        (
-            2,
-            lambda keys: keys <= 32 or keys % 32 > 0,
-            ("below", 49),
-        ),  # which of the two fails at 48 is not known
+        (17, lambda keys: keys > 64 or keys % 16 > 0, "no multiple of 16"),
+        (128, lambda keys: keys > 64 or keys % 16 > 0, "above 64"),
+        (97, lambda keys: keys > 64 or keys % 16 > 0, "above 64"),
+        (2, lambda keys: keys <= 32, "at most 32"),
     ],
 )
-def test_a_border_of_one_length(
-    keys: int, fails: Callable[[int], bool], side: tuple[str, int] | None
-) -> None:
+def test_a_border_of_one_length(keys: int, fails: Callable[[int], bool], rule: str | None) -> None:
     case = Case(seqlen_q=40, seqlen_k=keys, **FEW)
     sure = found(case, lambda x: fails(x.seqlen_k))
-    assert [need.side for need in sure.values()] == ([side] if side else [])
+    assert [str(need.rule) for need in sure.values()] == ([rule] if rule else [])
+
+
+def test_a_length_that_does_not_matter_has_no_values_that_hold() -> None:
+    sure = confirmed((), Case(seqlen_q=40, seqlen_k=35, **FEW), lambda _: True, CLAIMS)
+    assert [(need.name, need.holds) for need in sure] == [("seqlen_q", ()), ("seqlen_k", ())]
+
+
+def test_a_border_that_is_the_other_length_is_of_unequal_lengths() -> None:
+    assert "seqlen_k" not in found(Case(seqlen_q=40, seqlen_k=70, **FEW), lambda x: x.seqlen_k > x.seqlen_q)
+
+
+def test_borders_of_kernels_that_decode() -> None:
+    """The first is wrong with one query alone, and the second, which takes no more, in its second tile of keys."""
+    of_one = found(Case(seqlen_q=1, seqlen_k=5, **FEW), lambda x: x.seqlen_q == 1)
+    assert conditions_of(bug(CASE, ("out",), *of_one.values())) == "only with one query"
+    claims = replace(CLAIMS, max_seqlen_q=1)
+    (need,) = (
+        x
+        for x in confirmed((), Case(seqlen_q=1, seqlen_k=130, **FEW), lambda x: x.seqlen_k > 128, claims)
+        if x.holds
+    )
+    assert conditions_of(bug(CASE, ("out",), need)) == "only with seqlen_k above 128"
+
+
+def test_a_length_of_sequences_is_that_of_each() -> None:
+    case = Case(ragged="paged", batch=2, seqlen_q=1, seqlen_k=90, seqlens_k=(7, 90), page_size=16)
+    claims = replace(CLAIMS, ragged=("paged",))
+    needs = confirmed((), case, lambda x: max(x.seqlens_k or (x.seqlen_k,)) > 80, claims)
+    assert [f"{need.name} {need.rule}" for need in needs if need.holds] == ["seqlen_k above 80"]
+
+
+def test_what_was_asked_too_little_is_told_so() -> None:
+    asked: list[Case] = []
+
+    def fails(case: Case) -> bool:
+        if len(asked) > 10:
+            raise BudgetSpent
+        asked.append(case)
+        return case.seqlen_q > 96
+
+    sure: list[Condition] = []
+    with suppress(BudgetSpent):
+        sure.extend(confirmed((), Case(seqlen_q=97, seqlen_k=40, **FEW), fails, CLAIMS))
+    (need,) = sure
+    assert need.is_met(Case(seqlen_q=97))
+    assert "asked too little" in conditions_of(bug(Case(seqlen_q=97), ("out",), need))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "claims", "shows", "told"),
+    [
+        ("page_size", 16, {"ragged": ("paged",)}, lambda n: n == 16, "page_size 16"),
+        ("page_size", 128, {"ragged": ("paged",)}, lambda n: n > 64, "page_size above 64"),
+        (
+            "head_dim",
+            80,
+            {"head_dims": tuple(range(16, 129, 16))},
+            lambda n: n % 32 > 0,
+            "head_dim no multiple of 32",
+        ),
+        ("head_dim", 128, {"head_dims": (16, 32, 64, 128)}, lambda n: n > 64, "head_dim 128"),
+        ("batch", 2, {}, lambda n: n > 1, "batch above 1"),
+        ("group", 5, {}, lambda n: n > 4, "group above 4"),
+        ("heads_kv", 3, {}, lambda n: n % 2 > 0, "heads_kv no multiple of 2"),
+    ],
+)
+def test_a_border_of_another_size(
+    name: str, own: int, claims: Mapping[str, Any], shows: Callable[[int], bool], told: str
+) -> None:
+    claimed = replace(CLAIMS, **claims)
+    ragged: dict[str, Any] = {"ragged": "paged", "page_size": 16} if "ragged" in claims else {}
+    case = replace(Case(seqlen_q=3, seqlen_k=5, **FEW), **{**ragged, name: own})
+    matter = Condition(name, (own,), (1,) if name in COUNTS else tuple(getattr(claimed, f"{name}s")[:1]))
+    sure = confirmed((matter,), case, lambda x: shows(getattr(x, name)), claimed)
+    needs = [need for need in sure if need.holds]
+    assert conditions_of(bug(case, ("out",), *needs)) == f"only with {told}"
 
 
 def test_a_bug_of_a_last_tile_with_one_key_explains_no_other_tile_that_is_not_full() -> None:
@@ -134,8 +209,9 @@ def test_lengths_that_are_alike_for_any_tiles() -> None:
         return case.seqlen_k % min(8, -(-case.seqlen_k // 16)) > 0
 
     (need,) = found(Case(seqlen_k=17, **FEW), fails).values()
-    assert (need.name, need.fails, need.holds) == ("seqlen_k", (17, 35, 37, 41), (39,))
-    assert need.is_irregular
+    assert (need.name, need.fails[0], need.is_irregular) == ("seqlen_k", 17, True)
+    assert {35, 37, 41} <= {*need.fails}
+    assert 39 in need.holds
     by_chance = found(Case(seqlen_k=17, **FEW), lambda case: fails(case) and case.seed % 2 == 0)
     assert "seqlen_k" not in by_chance
 
@@ -155,7 +231,7 @@ def test_a_bug_of_lengths_of_no_rule_explains_what_the_next_length_cures() -> No
 
 def test_bugs_that_show_at_lengths_of_no_rule_are_one() -> None:
     at_17, at_112 = (
-        bug(Case(seqlen_k=x), ("out",), Condition("seqlen_k", (x, 35), (39,), is_certain=True))
+        bug(Case(seqlen_k=x), ("out",), Condition("seqlen_k", (x, 35, 41), (39,), is_certain=True))
         for x in (17, 112)
     )
     other = bug(Case(seqlen_k=33), ("out",), Condition("seqlen_k", (33,), (32,), is_certain=True))

@@ -28,7 +28,7 @@ def test_a_bug_is_told_in_the_order_in_which_a_maintainer_asks() -> None:
         "   error     511.6 times the bound; 1 of 48 elements are wrong; 3 NaN",
         "   how bad   shows in 17 of 20 ordinary cases; 512 ulps off, 0.29 of out's norm",
         "   seen      14 failing examples: forward, backward; float16, float32; out, dq",
-        "   needs     only with seqlen_q above 2, causal True",
+        "   needs     only with seqlen_q such as 3, not 2: asked too little, causal True",
         f"   points to {one.bug.failure.explanation.points_to}",
         "   smallest  Case(seqlen_q=3, dtype='float16', v_values='zeros', spikes=(Spike(tensor='v', index=(0, 0, 0,",
         "             15), value=1.0),))",
