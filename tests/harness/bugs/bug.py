@@ -138,16 +138,21 @@ class Severity:
     """How often a bug shows in ordinary cases: ``shown`` of ``tried``; both are 0 if the search was cut short.
 
     ``missed`` is how many of those that did not show it meet all of its conditions: it must have a further one.
+    ``uses`` has for each use that the kernel claims, such as "decode steps", in how many of how many cases it shows.
     """
 
     shown: int = 0
     tried: int = 0
     missed: int = 0
+    uses: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def share(self) -> float | None:
-        """The share of ordinary cases in which the bug shows."""
-        return self.shown / self.tried if self.tried else None
+        """The share of ordinary cases in which the bug shows, or of the cases of the use in which it shows most."""
+        shares = [
+            shown / tried for shown, tried in ((self.shown, self.tried), *(x[1:] for x in self.uses)) if tried
+        ]
+        return max(shares, default=None)
 
 
 @dataclass(frozen=True)
@@ -480,7 +485,9 @@ class Bug:
             failure,
             tensors=tuple(fields["tensors"]),
             needs=tuple(needs),
-            severity=Severity(**fields["severity"]),
+            severity=Severity(
+                **{**fields["severity"], "uses": tuple(map(tuple, fields["severity"].get("uses", ())))}
+            ),
             offers=tuple(fields["offers"]),
             by_numbers=fields.get("by_numbers", False),
         )

@@ -204,6 +204,7 @@ def ordinary_cases(
     """
     c = capabilities
     lengths = ORDINARY_LENGTHS[device_type]
+    rows = lengths if c.max_seqlen_q is None else [min(x, c.max_seqlen_q) for x in lengths]
     head_dims = [x for x in COMMON_HEAD_DIMS if x in c.head_dims] or list(c.head_dims)[:1]
     own = {name: value for name, value in like.launch if is_tuner(name)} if like else {}
     launch = tuple((name, own.get(name, values[0])) for name, values in c.launch.items())
@@ -223,7 +224,7 @@ def ordinary_cases(
             launch=launch,
             **before,
         )
-        for at, (seqlen_q, seqlen_k, causal) in enumerate(product(lengths, lengths, c.causal))
+        for at, (seqlen_q, seqlen_k, causal) in enumerate(product(dict.fromkeys(rows), lengths, c.causal))
     ]
     claimed = [case for case in (as_its_way_has_it(c, x) for x in drawn) if c.admits(case)]
     return random.Random(SEED).sample(claimed, min(ORDINARY, len(claimed)))

@@ -31,7 +31,7 @@ from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
 from tests.harness.diagnosis.known_bugs import KnownBugs
-from tests.harness.diagnosis.severity import found_in_ordinary, with_contrast
+from tests.harness.diagnosis.severity import found_in_ordinary, with_contrast, with_uses
 from tests.harness.diagnosis.shrink import RUNS, in_general_layout, is_step, reduced, shrunk_in_few_runs
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
@@ -492,10 +492,10 @@ class Investigation:
         # A case that fails without numbers, by a crash say, does not show whether numbers would be wrong.
         telling = [(case, x) for case, x in found if not x or not x.hides_numbers or is_in_common(mine, x)]
         common = sum(x is not None and is_in_common(mine, x) for _, x in telling)
-        is_by_chance = is_small(mine) or not any(need.is_telling for need in bug.needs)
+        is_by_chance = is_small(mine) or not any(need.is_telling or need.is_certain for need in bug.needs)
         always = common == len(telling) >= ENOUGH and is_by_chance
         if always and not self.is_hidden_in([case for case, _ in telling]):
-            return self.everywhere(bug, len(telling))
+            return with_uses(self.everywhere(bug, len(telling)), telling, self.runs, self.counted, spend)
         if 0 < common < len(telling):
             showing = [case for case, x in telling if x is not None and is_in_common(mine, x)]
             fewest = min(showing, key=lambda case: case.scores)
@@ -503,7 +503,8 @@ class Investigation:
         shown = sum(x is not None and bug.could_break(x) and bug.is_met(case) for case, x in telling)
         bug = bug if self.is_slow else with_contrast(bug, telling, self.search, self.counted, spend)
         missed = sum(not is_not_cured(mine, x) and bug.is_met(case) for case, x in telling)
-        return replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
+        bug = replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
+        return with_uses(bug, telling, self.runs, self.counted, spend)
 
     def is_hidden_in(self, cases: Sequence[Case]) -> bool:
         """Whether a known bug makes the same tensor wrong in all of these ordinary cases, and may hide this one.

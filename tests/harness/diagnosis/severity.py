@@ -1,17 +1,27 @@
-"""How bad a bug is: which ordinary cases show it, and which field distinguishes these from cases that pass."""
+"""How bad a bug is: which ordinary cases show it, and which field distinguishes these from cases that pass.
 
-from collections.abc import Callable, Iterator, Sequence
+A bug is as bad as it is for the users whom it hits. What a kernel is used for follows from what it claims: training
+steps or prefills, decode steps, grouped heads, sinks, and each kind of calls with sequences of different lengths. Each
+such use has cases of its own, and is counted by itself: a kernel that breaks every decode step shows in none of its
+prefills. Only cases that the law of the failure judges count, as a law about packed calls tells nothing of others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
-from strategies.case import Case
+from kernels.contract import Capabilities
+from strategies.case import DECLARED, Case
 from strategies.features import value_of
+from strategies.sequences import with_sequences
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import Failure
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.conditions import ConditionSearch, without_accidents
+from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import is_in_common, is_not_cured
@@ -21,6 +31,14 @@ CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
 CONTRASTED = 4
 """The most ordinary cases that are compared: so many that show the bug, and so many that do not."""
+
+PER_USE = 6
+"""The cases of a use beside prefills: lengths, numbers of heads and head_dims differ between them."""
+LENGTHS_OF_USES = (65, 128, 100, 200, 64, 150)
+GROUPS = (4, 2, 8)
+"""Query heads of a key head, in turn, where heads are grouped."""
+SEVERAL = 3
+"""The sequences of a decode step, and of a call with sequences of different lengths."""
 
 Answer = tuple[Case, Finding | None]
 """A case with its finding."""
@@ -40,6 +58,96 @@ def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -
                 found = runs.judged(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
                 runs.ordinary[law, case] = found
     return [(case, runs.ordinary[law, case]) for case in ordinary if (law, case) in runs.ordinary]
+
+
+def with_uses(
+    bug: Bug,
+    ordinary: Sequence[Answer],
+    runs: Runs,
+    counted: Callable[[Finding | None], Finding | None],
+    spend: Callable[[], None],
+) -> Bug:
+    """Return the bug with the number of cases that show it of each use that the kernel claims.
+
+    ``ordinary`` are the answers of ordinary cases, ``counted`` is ``Investigation.counted``. Once ``spend`` raises
+    BudgetSpent, no further cases are run.
+    """
+    law, uses = bug.failure.law, dict[str, list[Answer]]()
+    for case, x in () if law_named(law).has_own_calls else ordinary:
+        uses.setdefault(_use_of(case, law), []).append((case, x))
+    for use, answers in _found_in_uses(bug.failure, runs, spend).items():
+        uses.setdefault(use, []).extend((case, counted(x)) for case, x in answers)
+    counts = (
+        (use, sum(x is not None and bug.could_break(x) and bug.is_met(case) for case, x in some), len(some))
+        for use, some in uses.items()
+    )
+    return replace(bug, severity=replace(bug.severity, uses=tuple(counts)))
+
+
+def _found_in_uses(failure: Failure, runs: Runs, spend: Callable[[], None]) -> dict[str, list[Answer]]:
+    """Run a failure's law on the cases of each use that the kernel claims beside prefills; return findings by use.
+
+    ``spend`` may raise BudgetSpent, which ends the runs. Findings are remembered for other failures.
+    """
+    law = failure.law
+    found: dict[str, list[Answer]] = {}
+    with suppress(BudgetSpent):
+        for use, cases in _cases_of_uses(failure, runs).items():
+            for case in cases:
+                if (law, case) not in runs.ordinary:
+                    spend()
+                    runs.ordinary[law, case] = runs.judged(
+                        law, case, failure.ignored, explained=True, designs=ALL_DESIGNS
+                    )
+                found.setdefault(use, []).append((case, runs.ordinary[law, case]))
+    return found
+
+
+def _cases_of_uses(failure: Failure, runs: Runs) -> dict[str, list[Case]]:
+    """Return the claimed cases of each use that the failure's law judges, beside those of ``ordinary_cases``.
+
+    1. A law about calls of ``ragged`` has decode steps and prefills of each kind of such calls.
+    2. A law with other calls of its own has calls with the options of the failing one.
+    3. Any other has decode steps, calls of grouped heads, and calls with sinks, whose heads are grouped too, as far as
+       these are claimed.
+    """
+    c, own = runs.claims_of(failure.law), failure.case
+    of_its_own = law_named(failure.law).draws.get("calls", ())
+    grouped: dict[str, Any] = {"group": GROUPS[0]} if c.grouped_heads else {}
+    several: dict[str, Any] = {"batch": SEVERAL, **grouped}
+    if "ragged" in of_its_own:
+        uses = {
+            f"{kind.replace('_', ' ')} {name}": {"ragged": kind, **several, **rows}
+            for kind in c.ragged
+            for name, rows in (("decode steps", {"seqlen_q": 1}), ("prefills", {}))
+        }
+    elif of_its_own:
+        uses = {f"calls with {DECLARED[x]['called']}": {x: getattr(own, x)} for x in of_its_own}
+    else:
+        uses = {"decode steps": {**several, "seqlen_q": 1}}
+        uses |= {"calls of grouped heads": grouped} if grouped else {}
+        uses |= {"calls with sinks": {"sinks": True, **grouped}} if c.sinks else {}
+    return {use: _claimed(c, own, runs.device_type, fields) for use, fields in uses.items()}
+
+
+def _claimed(c: Capabilities, own: Case, device_type: str, fields: Mapping[str, Any]) -> list[Case]:
+    """Return claimed cases of a use: ordinary ones of other lengths, with ``fields`` of their own."""
+    ordinary = ordinary_cases(replace(c, max_seqlen_q=None), own.dtype, device_type, own)
+    drawn = []
+    for at, case in enumerate(ordinary[: 2 * PER_USE]):
+        length = LENGTHS_OF_USES[at % PER_USE]
+        other = replace(case, **{"seqlen_q": length, "seqlen_k": length, **fields})
+        if "group" in fields:
+            other = replace(other, group=GROUPS[at % len(GROUPS)])
+        drawn.append(with_sequences(c, other) if "ragged" in fields else other)
+    return [case for case in drawn if c.admits(case)][:PER_USE]
+
+
+def _use_of(case: Case, law: str) -> str:
+    """Return the use that an ordinary case is one of."""
+    if case.seqlen_q == 1:
+        return "decode steps"
+    return "training steps" if law_named(law).judges_gradients else "prefills"
 
 
 def with_contrast(

@@ -25,7 +25,7 @@ from strategies.features import (
 )
 from strategies.size_rules import told as told_of_sizes
 from strategies.ways import WAYS
-from tests.harness.bugs.bug import Bug, Condition, Occurrences
+from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.failure import headline
 from tests.harness.law import law_named
 from tests.harness.verdict import NUMBERS, Finding, in_ulps
@@ -40,9 +40,8 @@ def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
     Example: ("needs", "only with seqlen_k above 64").
     """
     facts = []
-    if tried := bug.severity.tried:
-        share = f"shows in {bug.severity.shown} of {tried} ordinary cases"
-        facts.append(("how bad", share + _size(bug.failure.finding)))
+    if bug.severity.uses or bug.severity.tried:
+        facts.append(("how bad", f"shows in {_hit(bug.severity)}{_size(bug.failure.finding)}"))
     if seen.total:
         places = [seen.names(place) for place in (0, 1, 2)]
         where = "; ".join(", ".join(names) for names in places if names)
@@ -62,6 +61,18 @@ def conditions_of(bug: Bug, seen: Occurrences | None = None) -> str:
         return ""
     needs = map((seen or Occurrences()).needed, bug.needs)
     return f"only with {', '.join(map(_need, needs))}" if bug.needs else ""
+
+
+def _hit(severity: Severity) -> str:
+    """Say which uses a bug hits, those that it hits first, as in "each of 6 decode steps, none of 20 prefills"."""
+    counts = sorted(severity.uses, key=lambda x: -x[1] / x[2]) or [
+        ("ordinary cases", severity.shown, severity.tried)
+    ]
+    shares = (
+        (f"each of {tried}" if shown == tried else f"{shown or 'none'} of {tried}", use)
+        for use, shown, tried in counts
+    )
+    return ", ".join(f"{share} {use}" for share, use in shares)
 
 
 def _size(finding: Finding) -> str:

@@ -2,12 +2,16 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
-from tests.harness.bugs.bug import Bug, Occurrences, Severity
+from strategies.case import Case
+from tests.harness.bugs.bug import ENOUGH, Bug, Occurrences, Severity
 from tests.harness.bugs.dense import ORDINARY, ordinary_cases
+from tests.harness.diagnosis.severity import PER_USE, with_uses
 from tests.harness.report.wording import annotation, rank, severity, told
 from tests.harness.verdict import Finding
-from tests.unit.support.bugs import CASE, CAUSAL, CLAIMS, LONG, OF_V, bug
+from tests.unit.support.bugs import CASE, CAUSAL, CLAIMS, LONG, OF_V, Wrong, bug, runner
+from tests.unit.support.stubs import runs_of
 
 
 class TestSeverity:
@@ -60,3 +64,68 @@ class TestSeverity:
         drawn = ordinary_cases(claims, "float16", "cpu")
         assert len(drawn) == ORDINARY
         assert {case.v_head_dim for case in drawn} == {128}
+
+    def test_kernels_that_take_one_query_have_ordinary_cases(self) -> None:
+        drawn = ordinary_cases(replace(CLAIMS, max_seqlen_q=1), "float16", "cpu")
+        assert {case.seqlen_q for case in drawn} == {1}
+        assert len(drawn) >= ENOUGH
+
+    def test_the_uses_that_a_bug_hits_come_first(self) -> None:
+        uses = (("prefills", 0, 14), ("calls of grouped heads", 3, 6), ("decode steps", 6, 6))
+        one = replace(bug(CASE, ("out",)), severity=Severity(0, 14, uses=uses))
+        assert told(one, Occurrences()) == [
+            ("how bad", "shows in each of 6 decode steps, 3 of 6 calls of grouped heads, none of 14 prefills")
+        ]
+        assert rank(one) == "numbers"
+        assert Bug.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+
+
+Counts = dict[str, tuple[int, int]]
+
+
+def uses_of(wrong: Wrong, law: str, **claims: Any) -> Counts:
+    """Return for each use in how many of how many cases a kernel shows a bug under a law."""
+    capabilities = replace(CLAIMS, **claims)
+    run = runner(wrong)
+    runs = runs_of(
+        capabilities,
+        judged=lambda law, case, ignored, **_: run(law, case, ignored),
+        ordinary={},
+        device_type="cpu",
+    )
+    known = bug(CASE, ("out",), law=law)
+    ordinary = [
+        (case, run(law, case, frozenset())) for case in ordinary_cases(capabilities, "float32", "cpu")
+    ]
+    uses = with_uses(known, ordinary, runs, lambda x: x, lambda: None).severity.uses
+    return {use: (shown, tried) for use, shown, tried in uses}
+
+
+def test_a_bug_of_every_decode_step_shows_in_none_of_the_prefills() -> None:
+    def decode(case: Case) -> set[str]:
+        return {"out"} if case.seqlen_q == 1 else set()
+
+    uses = uses_of(decode, "forward")
+    assert uses["decode steps"] == (PER_USE, PER_USE)
+    assert uses["prefills"] == (0, ORDINARY)
+    assert uses["calls of grouped heads"] == (0, PER_USE)
+    assert "training steps" in uses_of(decode, "backward")
+    assert [*uses_of(decode, "forward", max_seqlen_q=1, grouped_heads=False)] == ["decode steps"]
+
+
+def test_a_law_of_several_sequences_has_uses_of_each_kind() -> None:
+    def paged(case: Case) -> set[str]:
+        return {"out"} if case.ragged == "paged" and case.seqlen_q == 1 else set()
+
+    uses = uses_of(paged, "ragged", ragged=("packed", "paged"), backward=False)
+    assert {*uses} == {
+        f"{kind} {use}" for kind in ("packed", "paged") for use in ("decode steps", "prefills")
+    }
+    assert uses["paged decode steps"] == (PER_USE, PER_USE)
+    assert not any(shown for use, (shown, _) in uses.items() if use != "paged decode steps")
+
+
+def test_sinks_are_a_use_if_they_are_claimed() -> None:
+    uses = uses_of(lambda case: {"out"} if case.sinks and case.group > 1 else set(), "forward", sinks=True)
+    assert uses["calls with sinks"] == (PER_USE, PER_USE)
+    assert uses["prefills"] == (0, ORDINARY)
