@@ -51,7 +51,8 @@ class Condition:
     ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
     For a bug of long sequences these are, say, seqlen_k (65, 100) and (64, 32). ``is_certain`` says that normal numbers
     in many rows have confirmed the condition. ``untried`` are configurations that a tuner can't take in the smallest
-    case, as the kernel's own pruning leaves them out.
+    case, as the kernel's own pruning leaves them out. ``others`` are rules of a length that count in the place of its
+    own where tiles are of other sizes, such as ("head_dim", 128, "above", 32). Their kind is "" where it is not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Condition:
     holds: tuple[Any, ...]
     is_certain: bool = False
     untried: tuple[Any, ...] = ()
+    others: tuple[tuple[str, Any, str, int], ...] = ()
 
     @property
     def is_numeric(self) -> bool:
@@ -125,8 +127,15 @@ class Condition:
         """
         if self.is_irregular:
             return True
-        value = value_of(case, self.name)
+        value, other = value_of(case, self.name), self.other_in(case)
+        if other:
+            return other.kind == "" or other.shows_at(value)
         return self.rule.shows_at(value) if self.rule else value not in self.holds
+
+    def other_in(self, case: Case) -> Rule | None:
+        """Return the rule that counts in a case in the place of the condition's own; None if its own does."""
+        met = (Rule(kind, n) for name, value, kind, n in self.others if getattr(case, name) == value)
+        return next(met, None)
 
 
 def _is_plain(rule: Rule) -> bool:
@@ -478,6 +487,7 @@ class Bug:
                 tuple(map(_as_value, x["holds"])),
                 x.get("is_certain", False),
                 tuple(x.get("untried", ())),
+                tuple(map(tuple, x.get("others", ()))),
             )
             for x in fields["needs"]
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.features import BLIND, LENGTHS, TILES_OF, UNEQUAL, VALUES_OF, feature, value_of, with_value
-from strategies.size_rules import ONE_ABOVE
+from strategies.size_rules import ONE_ABOVE, SIZES
 from tests.harness.bugs.bug import Condition
 
 MOST_VALUES = 4
@@ -14,7 +14,9 @@ MOST_VALUES = 4
 
 def is_present(need: Condition, case: Case) -> bool:
     """Whether a case may meet a condition: its value is none of those that held, or lengths fail by no tile size."""
-    return need.is_irregular or value_of(case, need.name) not in need.holds
+    if need.is_irregular or need.other_in(case):
+        return need.is_met(case)
+    return value_of(case, need.name) not in need.holds
 
 
 def may_be_present(need: Condition, case: Case) -> bool:
@@ -50,6 +52,8 @@ def _values(need: Condition, case: Case) -> list[object]:
     own = getattr(case, need.name)
     if need.is_irregular:  # which lengths hold depends on other sizes; mostly one of the next does
         return [x for x in (own - 1, own + 1, own - 2, own + 2) if x > 0]
+    if rule := need.other_in(case):
+        return sorted((x for x in SIZES if not rule.shows_at(x)), key=lambda x: abs(x - own))
     if need.rule and need.rule.kind == ONE_ABOVE:
         return [own + 1, own + 2]  # a bug of any last tile that is not full still shows at these
     block = case.blocks.get(TILES_OF[need.name], 0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, reduce
 from itertools import product
+from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
@@ -53,6 +54,8 @@ LONG = tuple(2**n + more for n in range(10, 14) for more in (0, 1))
 """Lengths that are asked of bugs of long sequences."""
 MANY = (*range(1, 10), 15, 16, 17)
 """Numbers of sequences or heads that are asked."""
+MOST_OTHERS = 6
+"""With how many other head_dims a rule of a length is tried."""
 TWICE = 2
 """How many seeds must pass for a bug to be absent at a size."""
 
@@ -198,11 +201,47 @@ def _of_size(
         raise
     fails, holds = search.found
     if left(fails, holds) and (name not in LENGTHS or _is_of_it_alone(fails, holds, ask)):
-        yield Condition(name, fails, holds, is_certain=True)
+        need = Condition(name, fails, holds, is_certain=True)
+        yield need
+        others = tuple(_other_rules(need, sizes, shown, shows, capabilities)) if name in LENGTHS else ()
+        if others:
+            yield replace(need, others=others)
     elif search.is_always and not any(
         ask(x, (x, *OTHER_LENGTHS)) is False for x in WHOLE_TILES if x in sizes
     ):
         yield Condition(name, fails, (), is_certain=True)
+
+
+def _other_rules(
+    need: Condition, sizes: Sequence[int], shown: Case, shows: Fails, capabilities: Capabilities
+) -> Iterator[tuple[str, Any, str, int]]:
+    """Yield what ``Condition.others`` has: rules of a length with another head_dim or dtype, on which tiles depend.
+
+    Sizes at the borders of the rule are asked. If the bug shows at some, and not at those at which it shows by the
+    rule, the rule there is searched for.
+    """
+    rule = need.rule
+    if rule is None:
+        return
+    n = rule.size
+    asked = [x for x in (n, n + 1, n // 2, n // 2 + 1, 2 * n + 1) if x in sizes]
+    for field, values in (("head_dim", capabilities.head_dims), ("dtype", capabilities.dtypes)):
+        for value in [x for x in values if x != getattr(shown, field)][:MOST_OTHERS]:
+            changed = with_value(shown, field, value)
+
+            def ask(size: int, changed: Case = changed) -> bool | None:
+                case = _at(size, need.name, changed, capabilities)
+                return None if case is None else any(map(shows, with_seeds(case, TWICE)))
+
+            seen = {x: ask(x) for x in asked}
+            showing = [x for x in asked if seen[x]]
+            if showing and any(seen[x] is not None and seen[x] != rule.shows_at(x) for x in asked):
+                search = SizeSearch(showing[0], sizes, seen)
+                search.run(ask)
+                rules = left(*search.found)
+                yield (
+                    (field, value, rules[0].kind, rules[0].size) if len(rules) == 1 else (field, value, "", 0)
+                )
 
 
 def _is_of_it_alone(

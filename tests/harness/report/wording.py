@@ -23,6 +23,7 @@ from strategies.features import (
     feature,
     text,
 )
+from strategies.size_rules import Rule
 from strategies.size_rules import told as told_of_sizes
 from strategies.ways import WAYS
 from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
@@ -145,9 +146,12 @@ def _length(need: Condition) -> str:
         return f"no {LENGTH_OF[need.name]}"
     told_rule = told_of_sizes(need.fails, need.holds, is_asked=need.is_certain)
     one = ONE_OF_LENGTH[need.name]
-    return {"above 1": f"more than one {one}", "at most 1": f"one {one}"}.get(
-        told_rule, f"{need.name} {told_rule}"
+    words = {"above 1": f"more than one {one}", "at most 1": f"one {one}"}
+    others = " and ".join(
+        f"{Rule(kind, size) if kind else 'by another rule'} with {name} {value}"
+        for name, value, kind, size in need.others
     )
+    return words.get(told_rule, f"{need.name} {told_rule}") + (f" ({others})" if others else "")
 
 
 def _configurations(need: Condition) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
+from strategies.size_rules import ABOVE, ONE_ABOVE, Rule
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import COUNTS, Bug, Condition
+from tests.harness.bugs.counterfactuals import counterfactuals
 from tests.harness.bugs.duplicates import is_same, met_again
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.confirmation import confirmed, refuted
@@ -136,6 +139,27 @@ def test_a_length_of_sequences_is_that_of_each() -> None:
     claims = replace(CLAIMS, ragged=("paged",))
     needs = confirmed((), case, lambda x: max(x.seqlens_k or (x.seqlen_k,)) > 80, claims)
     assert [f"{need.name} {need.rule}" for need in needs if need.holds] == ["seqlen_k above 80"]
+
+
+@pytest.mark.parametrize("kind", ["no multiple of", "one above a multiple of", "above", "at most"])
+def test_tiles_that_depend_on_head_dim_and_dtype_have_a_rule_each(kind: str) -> None:
+    """Tiles have 64 rows, 32 of head_dim 64, and in float16 128."""
+
+    def fails(case: Case) -> bool:
+        tile = 128 if case.dtype == "float16" else 32 if case.head_dim == 64 else 64
+        return Rule(kind, tile).shows_at(case.seqlen_k)
+
+    own = 193 if kind in (ABOVE, ONE_ABOVE) else 7
+    need = found(Case(seqlen_q=40, seqlen_k=own, **FEW), fails)["seqlen_k"]
+    told = conditions_of(bug(CASE, ("out",), need))
+    assert (
+        told == f"only with seqlen_k {kind} 64 ({kind} 32 with head_dim 64 and {kind} 128 with dtype float16)"
+    )
+    for length, head_dim in product((1, 31, 32, 33, 63, 64, 65, 96, 128, 129), (16, 64)):
+        case = Case(seqlen_q=70, seqlen_k=length, head_dim=head_dim)
+        assert need.is_met(case) == fails(case)
+        assert head_dim == 16 or not any(map(fails, counterfactuals(need, case, CLAIMS)))
+    assert Bug.from_dict(bug(CASE, ("out",), need).to_dict()).needs == (need,)
 
 
 def test_what_was_asked_too_little_is_told_so() -> None:
