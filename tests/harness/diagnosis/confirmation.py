@@ -18,6 +18,7 @@ from strategies.features import (
     LENGTHS,
     PARTIAL,
     SIZES_OF_TILES,
+    UNEQUAL,
     VALUES_OF,
     WHOLE,
     tiles_of,
@@ -68,8 +69,8 @@ def confirmed(
     1. A condition of ``matter``, on fields that matter in the smallest case, is confirmed if changing the field fixes
        the dense case.
     2. A condition on a size is found by a search for its rule (``_of_size``): on both lengths, and on the others of
-       ``RULED`` that matter. A size that does not matter is yielded without values that hold. Rule 1 counts for the
-       others if no rule is found.
+       ``RULED`` that matter. A size that does not matter is yielded without values that hold, and so are unequal
+       lengths where the rule of a length holds at equal ones. Rule 1 counts for the others if no rule is found.
     3. If no rule is found for either length, one may fail by no rule (``_lengths_of_no_rule``).
     4. If neither length is enough, the bug may show where neither length fills its tiles (``_of_both``).
 
@@ -87,7 +88,10 @@ def confirmed(
             found[name] = need
             yield need
     yield from _cured((need for need in others if need.name not in found), shown, shows, capabilities)
-    if any(name in found and found[name].holds for name in LENGTHS):
+    of_lengths = [found[name] for name in LENGTHS if name in found and found[name].holds]
+    if of_lengths:
+        if any(_shows_at_equal_lengths(need, shown, shows, capabilities) for need in of_lengths):
+            yield Condition(UNEQUAL, (value_of(case, UNEQUAL),), (), is_certain=True)
         return
     irregular = [
         x for name in LENGTHS for x in _lengths_of_no_rule(name, seen[name], shown, shows, capabilities)
@@ -251,6 +255,13 @@ def _is_of_it_alone(
     at, beside = min(product(fails[1:] or fails, holds), key=lambda pair: abs(pair[0] - pair[1]))
     others = [(other, *OTHER_LENGTHS) for other in ELSEWHERE]
     return not any(ask(at, x) is False or ask(beside, x) for x in others)
+
+
+def _shows_at_equal_lengths(need: Condition, shown: Case, shows: Fails, capabilities: Capabilities) -> bool:
+    """Whether a rule of a length holds at equal lengths too, or no equal lengths can tell: those of one query are 1."""
+    equal = (with_value(shown, UNEQUAL, x) for x in need.fails if x >= FEWEST_KEYS)
+    claimed = list(filter(capabilities.admits, equal))[:TWICE]
+    return not claimed or any(map(shows, claimed))
 
 
 def _sizes(name: str, shown: Case, own: int, capabilities: Capabilities) -> Sequence[int]:

@@ -134,6 +134,22 @@ def test_borders_of_kernels_that_decode() -> None:
     assert conditions_of(bug(CASE, ("out",), need)) == "only with seqlen_k above 128"
 
 
+@pytest.mark.parametrize(
+    ("fails", "is_needless"),
+    [
+        (lambda x: x.seqlen_q == 1 < x.seqlen_k, True),  # one query and one key is all that is equal
+        (lambda x: x.seqlen_k > 64, True),
+        (lambda x: x.seqlen_k > 64 and x.seqlen_k != x.seqlen_q, False),
+    ],
+)
+def test_unequal_lengths_are_needless_beside_a_rule_that_equal_ones_show(
+    fails: Callable[[Case], bool], is_needless: bool
+) -> None:
+    needs = confirmed((UNEQUAL,), Case(seqlen_q=1, seqlen_k=66, **FEW), fails, CLAIMS)
+    last = {need.name: need for need in needs}
+    assert (not last[UNEQUAL.name].holds) == is_needless
+
+
 def test_a_length_of_sequences_is_that_of_each() -> None:
     case = Case(ragged="paged", batch=2, seqlen_q=1, seqlen_k=90, seqlens_k=(7, 90), page_size=16)
     claims = replace(CLAIMS, ragged=("paged",))
