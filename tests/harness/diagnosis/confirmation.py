@@ -57,6 +57,8 @@ MANY = (*range(1, 10), 15, 16, 17)
 """Numbers of sequences or heads that are asked."""
 MOST_OTHERS = 6
 """With how many other head_dims a rule of a length is tried."""
+NEAR = 2
+"""Tiles differ by more rows than this. Of so few rows beyond a border the error may be too small to be seen."""
 TWICE = 2
 """How many seeds must pass for a bug to be absent at a size."""
 
@@ -83,15 +85,23 @@ def confirmed(
     others = [need for need in matter if need.name in RULED and need.name not in LENGTHS]
     yield from _cured((need for need in matter if need not in others), shown, shows, capabilities)
     found, seen = dict[str, Condition](), dict[str, SizeSearch]()
-    for name in (*LENGTHS, *(need.name for need in others)):
-        for need in _of_size(name, case, shown, shows, capabilities, seen):
-            found[name] = need
-            yield need
+
+    def searched(names: Iterable[str]) -> Iterator[Condition]:
+        for name in names:
+            for need in _of_size(name, case, shown, shows, capabilities, seen):
+                found[name] = need
+                yield need
+
+    yield from searched(LENGTHS)
+    of_lengths = [need for need in found.values() if need.holds]
+    if any(_shows_at_equal_lengths(need, shown, shows, capabilities) for need in of_lengths):
+        yield Condition(UNEQUAL, (value_of(case, UNEQUAL),), (), is_certain=True)
+    yield from searched(need.name for need in others)
     yield from _cured((need for need in others if need.name not in found), shown, shows, capabilities)
-    of_lengths = [found[name] for name in LENGTHS if name in found and found[name].holds]
+    for need in of_lengths:
+        if rules := tuple(_other_rules(need, seen[need.name].sizes, shown, shows, capabilities)):
+            yield replace(need, others=rules)
     if of_lengths:
-        if any(_shows_at_equal_lengths(need, shown, shows, capabilities) for need in of_lengths):
-            yield Condition(UNEQUAL, (value_of(case, UNEQUAL),), (), is_certain=True)
         return
     irregular = [
         x for name in LENGTHS for x in _lengths_of_no_rule(name, seen[name], shown, shows, capabilities)
@@ -205,11 +215,7 @@ def _of_size(
         raise
     fails, holds = search.found
     if left(fails, holds) and (name not in LENGTHS or _is_of_it_alone(fails, holds, ask)):
-        need = Condition(name, fails, holds, is_certain=True)
-        yield need
-        others = tuple(_other_rules(need, sizes, shown, shows, capabilities)) if name in LENGTHS else ()
-        if others:
-            yield replace(need, others=others)
+        yield Condition(name, fails, holds, is_certain=True)
     elif search.is_always and not any(
         ask(x, (x, *OTHER_LENGTHS)) is False for x in WHOLE_TILES if x in sizes
     ):
