@@ -147,3 +147,13 @@ def test_rules_show_where_they_say() -> None:
     sizes = sorted({n for some in shown.values() for n in some})
     for (kind, showing), n in product(shown.items(), sizes):
         assert Rule(kind, 64).shows_at(n) == (n in showing), (kind, n)
+
+
+@pytest.mark.parametrize("tile", [16, 32, 64, 128])
+@pytest.mark.parametrize("kind", [NO_MULTIPLE, BEYOND])
+def test_a_tail_that_is_too_small_to_be_seen_beside_many_keys_refutes_no_rule(kind: str, tile: int) -> None:
+    """One key of zeros among 320 makes an error of the size of roundings."""
+    rule = Rule(kind, tile)
+    search = searched(tile + tile // 2, lambda n: rule.shows_at(n) and not rule.is_faint_at(n))
+    assert rule.is_faint_at(4 * 128 - 1)
+    assert left(*search.found)[0] == rule
