@@ -35,10 +35,10 @@ drops those of them that have another value or, if all of them have the same, ad
 before the key restricts a claim to that dtype: `--claims float16:k_prescaled=true`.
 
 The usual designs round no more than FlashAttention-2. They cast P before or after its division by l; take all keys at
-once, tiles of 16 keys or more, or up to 32 parts that are merged in float32; compute delta in each of the ways below;
-cast dS before or after it is scaled; keep P from the forward or make it anew; store dk and dv per query head or not;
-and multiply float32 as it is, or by three products in tf32. A design that rounds more, such as a prescaled q or k, is
-no bug either: a run tells it once, with the claim that would be true.
+once, tiles of 16 keys or more, or parts that are merged in float32, up to 8 or as many as whole tiles make, 32 at most;
+compute delta in each of the ways below; cast dS before or after it is scaled; keep P from the forward or make it anew;
+store dk and dv per query head or not; and multiply float32 as it is, or by three products in tf32. A design that rounds
+more, such as a prescaled q or k, is no bug either: a run tells it once, with the claim that would be true.
 
 Below, P is the softmax, l the sum that it is divided by, dP = dout v^T and dS = P (dP - delta). `output` is the format
 that out and the gradients are stored in, and an envelope is one bound that is at least that of each design.

@@ -26,8 +26,8 @@ Three kinds of errors are added up differently.
   from it has random signs. A cast that truncates drops half a unit in the last place in the mean, and never adds any.
 - Where a number of 16 bits is multiplied by a constant and rounded to 16 bits again, its error follows from its
   fraction alone, of which there are 128 in bfloat16. These do not average out: a factor of 1 + u/2 moves no number.
-  So a q or k that is scaled and rounded, scores in 16 bits that are scaled, and gradients that are stored before they
-  are scaled may err by a unit roundoff in one direction, which counts once for the sum of all shares.
+  So a q or k that is scaled and rounded, and scores in 16 bits that are scaled, are rounded here as a kernel does it,
+  and the sum of their shares counts in full. So are gradients that are stored before they are scaled.
 
 Numbers have to be ordinary: independent, normal, with scores of size 1. The law draws them so.
 
@@ -42,7 +42,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from reference.arithmetic import BFLOAT16, FP32_ROUNDOFF, PARTIAL_STORES, TF32_TRUNCATED, Arithmetic
+from reference.arithmetic import BFLOAT16, FP32_ROUNDOFF, PARTIAL_STORES, TF32_TRUNCATED, Arithmetic, Format
 from reference.bounds.backward import stores_in_between, stores_in_group
 from reference.bounds.exact import Exact
 from reference.bounds.forward import merge_error, part_error, sum_error
@@ -105,6 +105,17 @@ class _Total:
     def bound(self, deviations: float) -> float:
         """Return the largest error of a sum of such shares."""
         return float(self.drift + deviations * self.squares.sqrt())
+
+
+def rounded(format_: Format, x: Tensor) -> Tensor:
+    """Return numbers in float64 rounded to nearest even with as many bits as a format has, whatever its range."""
+    fraction, exponent = x.frexp()  # the fraction is in [1/2, 1), where neighbours lie ``roundoff`` apart
+    return torch.ldexp((fraction / format_.roundoff).round() * format_.roundoff, exponent)
+
+
+def factors_of(sm_scale: float) -> list[float]:
+    """Return what an operand is multiplied by where scores are scaled: for exponentials to base e, and to base 2."""
+    return [abs(sm_scale), abs(sm_scale) / math.log(2.0)]
 
 
 def partial_sum(value: Tensor, root: Tensor) -> Tensor:
@@ -214,28 +225,42 @@ class _Forward:
         if self.drifts:
             total.add(shares * self.score_size, drift=drift_of_sum(a, head_dim))
         if a.operand_rounding:
-            total.add(shares, drift=2 * a.operand_rounding * self.scores.abs())
-            total.add(shares, random=2 * a.operand_rounding * self.score_size)
+            total.add_cut(shares * self.scores, a.operand_rounding)
+            total.add(shares * self.score_root, random=2 * a.operand_rounding)
         # fl(scale * log2 e) and fl(log2 e), the same in all rows
         of_rows = (shares * self.scores).sum(-1, keepdim=True) - shares.sum(-1, keepdim=True) * shift
         total.add(of_rows, drift=2 * FP32_ROUNDOFF)
         total.add(shares.sum(-1, keepdim=True), random=4 * FP32_ROUNDOFF * shift.abs())
-        of_scale = (shares * self.scores).sum()
         if a.rounded_scores:
-            coarse = 8 * a.weights.roundoff * (1 + self.scores.abs() + away)
-            total.add(shares, random=coarse, drift=coarse.square())
-            total.add(of_scale, drift=3 * a.weights.roundoff)
-        for is_scaled, operand, others in self._scaled_operands():
-            if is_scaled:
-                of_operand = shares.mT @ others if operand is e.k else shares @ others
-                total.add(of_operand * operand * e.sm_scale, random=a.weights.roundoff)
-                total.add(of_operand * e.sm_scale, random=a.weights.underflow / max(abs(e.sm_scale), 1e-300))
-                total.add(shares, drift=(a.weights.roundoff * self.score_size).square())
-                total.add(of_scale, drift=a.weights.roundoff)
+            coarse = a.weights.roundoff * (1 + self.scores.abs() + away)
+            total.add(shares, random=3 * coarse, drift=2 * coarse.square())
+            total.add((shares * self._of_scaled_scores).sum(), drift=1.0)
+        for at, is_scaled in enumerate((a.q_prescaled, a.k_prescaled)):
+            if is_scaled or a.qk_prescaled or a.rounded_scores:
+                self._add_scaled_operand(total, shares, at, is_root=not is_scaled)
 
-    def _scaled_operands(self) -> list[tuple[bool, Tensor, Tensor]]:
+    @cached_property
+    def _of_scaled_scores(self) -> Tensor:
+        """What a product in 16 bits errs by where it is scaled and rounded once more."""
+        scale = self.e.sm_scale
+        product = rounded(self.a.weights, self.scores / scale)
+        return rounded(self.a.weights, product * scale) - product * scale
+
+    def _add_scaled_operand(self, total: _Total, shares: Tensor, at: int, *, is_root: bool) -> None:
+        """Add the errors of q or k where it is multiplied by the scale, or by a root of it, and rounded.
+
+        Its own roundings, by any factor that is known, are not random: see above. Others are alike in size.
+        """
         a, e = self.a, self.e
-        return [(a.k_prescaled or a.qk_prescaled, e.k, e.q), (a.q_prescaled or a.qk_prescaled, e.q, e.k)]
+        operand, other = (e.q, e.k) if at == 0 else (e.k, e.q)
+        of_operand = ((shares if at == 0 else shares.mT) @ other) * e.sm_scale
+        scales = factors_of(e.sm_scale)
+        factors = [*scales, *map(math.sqrt, scales)] if is_root else scales
+        known = [(of_operand * (rounded(a.weights, operand * x) / x - operand)).sum() for x in factors]
+        total.add(torch.stack(known).abs().max(), drift=1.0)
+        total.add(of_operand * operand, random=a.weights.roundoff)
+        total.add(of_operand, random=a.weights.underflow / max(min(factors), 1e-300))
+        total.add(shares, drift=(a.weights.roundoff * self.score_size).square())
 
     def add_casts(self, total: _Total, value: Tensor, factors: Tensor, casts: int = 1) -> None:
         """Add the errors of casts of ``value`` (B, H, R, N) to the format of the weights, times ``factors``."""
@@ -254,7 +279,7 @@ class _Forward:
         if self.drifts:
             total.add(r * size, drift=drift_of_sum(a, terms))
         if a.operand_rounding:
-            total.add(r * value, drift=a.operand_rounding)
+            total.add_cut(r * value, a.operand_rounding / 2)
             total.add(r * root, random=a.operand_rounding)
         total.add(r * size, random=math.sqrt(stores) * a.output.roundoff, drift=stores * a.output.roundoff**2)
         total.add(r * value, random=a.output.roundoff, drift=a.output.roundoff**2 + 4 * FP32_ROUNDOFF**2)
@@ -366,11 +391,16 @@ class _Backward:
 
     @cached_property
     def of_exponentials(self) -> Tensor:
-        """What errs in one direction in the weights of a backward that makes them again, or keeps the forward's."""
-        if self.lse is not None and not self.a.saved_weights:
-            return torch.full_like(self.shift, self.a.exp_error)
-        of_sum = self.a.div_error + self.forward.of_logarithm * (self.lse is None)
-        return self.forward.of_exponentials + of_sum
+        """What errs in one direction in the weights of a backward that makes them again, or keeps the forward's.
+
+        Kept weights exp(S - m) are divided by the sum l that lse is the logarithm of, so that errors of l cancel. If
+        they were relative to an earlier maximum, or are those of a part, one exponential more brings them to lse.
+        """
+        a, f = self.a, self.forward
+        if self.lse is None:
+            return f.of_exponentials + f.of_logarithm + a.div_error
+        kept = a.saved_weights * (a.exp_error + a.div_error + 2 * f.of_logarithm)
+        return torch.full_like(self.shift, a.exp_error) + kept
 
     def total(self, name: str, r: Tensor) -> _Total:
         """Return what the errors of a gradient leave along a regressor."""
@@ -396,7 +426,10 @@ class _Backward:
         return (math.sqrt(self.e.k.shape[-2]) + 1) * FP32_ROUNDOFF
 
     def _add_rounded_lse(self, total: _Total, shares: Tensor) -> None:
-        """Add what a stored lse in 16 bits, and a softmax in 16 bits, leave in the weights of a row."""
+        """Add what a softmax in 16 bits leaves in the weights of a row, and the error of the lse they are judged at.
+
+        Such weights may be kept, and be more precise than an lse that is stored in 16 bits.
+        """
         if self.a.rounded_scores:
             u, rows = self.a.weights.roundoff, shares.sum(-1, keepdim=True)
             total.add(
@@ -416,7 +449,7 @@ class _Backward:
         if self.drifts:
             total.add(of_p * size, drift=drift_of_sum(a, width))
         if a.operand_rounding:
-            total.add(of_p * self.dp, drift=2 * a.operand_rounding)
+            total.add_cut(of_p * self.dp, a.operand_rounding)
             total.add(of_p * self.dp_root, random=2 * a.operand_rounding)
         self._add_delta(total, -of_p.sum(-1, keepdim=True))
         stored = 3 if a.rounded_scores else 1
@@ -434,7 +467,7 @@ class _Backward:
         if is_scaled:  # the product is with the rounded operand
             total.add((right.mT @ r) * left * e.sm_scale, random=u)
             total.add(shares, drift=u * u)
-            total.add((r * value).sum() * e.sm_scale, drift=2 * u)
+            total.add(self._of_scaling_back(r, value), drift=1.0)
         in_between = (
             stores_in_between(terms, a.dq_keys)
             if name == "dq"
@@ -450,6 +483,15 @@ class _Backward:
             whole = partial_sum(value, root) * abs(e.sm_scale)
             total.add(r * whole, drift=4 * PARTIAL_STORES * a.difference_error)
         return total
+
+    def _of_scaling_back(self, r: Tensor, value: Tensor) -> Tensor:
+        """Return the share of the last rounding where dq or dk is stored before it is multiplied by a known factor."""
+        a, e = self.a, self.e
+        found = []
+        for factor in (*factors_of(e.sm_scale), *map(math.sqrt, factors_of(e.sm_scale))):
+            stored = rounded(a.output, value * (abs(e.sm_scale) / factor))
+            found.append((r * (rounded(a.output, stored * factor) - stored * factor)).sum())
+        return torch.stack(found).abs().max()
 
     def _add_delta(self, total: _Total, shares: Tensor) -> None:
         """Add the errors of delta by each way to get it, with these shares (B, H, R, 1).

@@ -18,7 +18,7 @@ from reference.alternatives.declaration import Moved, Scores
 from reference.alternatives.views import views
 from reference.arithmetic import Arithmetic
 from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds, fused_overflow
-from reference.family import Changes, in_words, widest
+from reference.family import Changes, Family, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
 from strategies.landmarks import MOST_LANDMARKS, landmarks
@@ -257,7 +257,12 @@ class _Judge:
                 bounds = bounds.unknown_in(self.overflowed)
             return self.checks(claim, {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)})
 
-        explain(self.trial, "forward", base, self.trial.family.forward, checks)
+        explain(self.trial, "forward", base, self.ways.forward, checks)
+
+    @cached_property
+    def ways(self) -> Family:
+        """The designs as they are in calls with so many keys."""
+        return self.trial.family.of_keys(self.piece.problem.k.shape[2])
 
     @cached_property
     def overflowed(self) -> Tensor | None:
@@ -279,7 +284,7 @@ class _Judge:
         """Judge gradients by each of the ways in which a backward may round, until one explains them."""
         if self.piece.outputs.gradients.keys().isdisjoint(self.names):
             return
-        p, ways = self.piece.problem, self.trial.family
+        p, ways = self.piece.problem, self.ways
         dout = fold(p.dout, p.heads_kv).double()
         dlse = None if p.dlse is None else self.in_contract_form(p.dlse)
         own = self.own_results()

@@ -6,20 +6,23 @@ result is to exact arithmetic in which a single kind of step rounds, as in each 
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF
-from reference.family import Family, implied, in_pairs, less_precise, widest
+from reference.bounds.accumulation import SAFETY
+from reference.family import LESS_PRECISE, PAIRS, Family, implied, in_pairs, less_precise, widest
 from reference.heads import fold, unfold
 from reference.masks import LOWEST, hide, visible
+from strategies.case import LAYOUT_FIELDS, Case
+from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
 from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.trial.judge import is_large, judge, pieces
@@ -39,6 +42,16 @@ roundings are larger by as much. This is asked of dq and dk at the default sm_sc
 of one key, and dP - delta is then a small difference of large numbers.
 """
 
+ORDINARY = {"batch": 2, "heads_kv": 4, "seqlen_q": 128, "seqlen_k": 128}
+"""The sizes of a call of ordinary numbers whose mean errors a design has to explain."""
+ALIKE = 0.1
+"""The errors of a kernel with tf32 products are correlated at least so much with those of such a kernel that is known.
+
+Truncated and rounded operands have errors with a correlation of -1/2, and so have sums of their products.
+"""
+MOST_OF_GROUP = 4
+"""The most query heads that read a key head of such a call."""
+
 FURTHER = 2.0
 """A design is not the kernel's if it misses a result by this many times the error of the nearest design."""
 FEWEST_NUMBERS = 16
@@ -46,6 +59,11 @@ FEWEST_NUMBERS = 16
 MOSTLY = 0.75
 """A rival gives a result if it has the very numbers of so many of those that tell it from exact arithmetic."""
 LOG2_E = 1 / math.log(2)
+QUIETER = 16.0
+"""A part of an error that is so many times smaller than another one does not come of the same roundings."""
+TF32 = "precision=tf32"
+LEAST_OF_EXP = 2.0**-16
+"""What an exponential that errs by up to 1e-4 makes lse err by at least, in the root mean square."""
 
 
 def with_explanations(
@@ -64,7 +82,11 @@ def with_explanations(
     if left is None:
         if left_by(asked_whether(trial, trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
-        claims = [*islice(explanations(trial, law), None if designs == ALL_DESIGNS else 1)]
+        ordinary = ordinary_call(trial)
+        unlike = set() if ordinary is None else unlike_seen(ordinary, {finding.tensor, *finding.tensors})
+        claims = [*islice(explanations(trial, law, ordinary, unlike), None if designs == ALL_DESIGNS else 1)]
+        if not claims and ordinary is not None:
+            return told_by_means(finding, ordinary)
         likely = likeliest_of(trial, claims, finding)
         return replace(finding, explained_by=tuple(implied(claims)), likely=likely)
     if designs == WHOLE_DESIGN or finding.tensor in left.tensors:
@@ -133,26 +155,133 @@ def left_by(trial: Trial, law: Callable[[Trial], None]) -> Finding | None:
     return None
 
 
-def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
+def explanations(
+    trial: Trial,
+    law: Callable[[Trial], None],
+    ordinary: Trial | None = None,
+    excluded: Set[str] = frozenset(),
+) -> Iterator[str]:
     """Yield claims under which the law holds for what the trial's calls returned; calls not reached so far are made.
 
+    With an ``ordinary_call``, they have to explain its mean errors as well. Those that are ``excluded`` are not asked.
     Pairs of claims come last, if no single one explains it.
     """
     is_explained = False
     for claim, family in less_precise(trial.family):
-        if _explains(family, trial, law):
+        if claim not in excluded and _explains(family, trial, law, ordinary):
             is_explained = True
             yield claim
     if not is_explained:
-        yield from (pair for pair, family in in_pairs(trial.family) if _explains(family, trial, law))
+        yield from (
+            pair
+            for pair, family in in_pairs(trial.family)
+            if excluded.isdisjoint(PAIRS[pair]) and _explains(family, trial, law, ordinary)
+        )
 
 
-def _explains(family: Family, trial: Trial, law: Callable[[Trial], None]) -> bool:
+def ordinary_call(trial: Trial) -> Trial | None:
+    """Return a trial that has made a call of ordinary numbers, in which no mean error is known to be a rounding's.
+
+    A bound says how far roundings may carry one element, and so it excuses an error of half its size that every element
+    has. No design has such errors: roundings to nearest leave nothing in the mean. The call has the sizes ``ORDINARY``,
+    and else the shape, the layouts and the launch settings of the trial's. None is returned if the
+    kernel does not claim such calls, or does not answer this one.
+    """
+    case, claims = trial.case, trial.kernel.capabilities
+    kept = ("head_dim", "v_head_dim", "v_in_k", "dtype", "seed", "launch", *LAYOUT_FIELDS)
+    fields_: dict[str, Any] = {name: getattr(case, name) for name in kept}
+    fields_ |= ORDINARY | {"group": min(case.group, MOST_OF_GROUP)}
+    # The first rows of a causal mask have few keys, and a largest weight of 1 that no cast changes.
+    asked = next(filter(claims.admits, (Case(**fields_, causal=causal) for causal in (False, True))), None)
+    if asked is None:
+        return None
+    ordinary = trial.replayed(trial.family).on(asked)
+    ordinary.safety, ordinary.answered, ordinary.given = SAFETY, [], []
+    with suppress(LawBroken, Refused, CannotRun):
+        law_named("unbiased")(ordinary)
+    return ordinary if ordinary.given else None
+
+
+def unlike_seen(ordinary: Trial, wrong: Collection[str]) -> set[str]:
+    """Return claims that do not explain the tensors that are ``wrong``, as their errors in an ordinary call are others.
+
+    If out or lse is wrong, these are claims of which every step of the forward would show in lse, where lse is too
+    exact. Their bounds are far above such a lse, so that they would excuse an out that is wrong for another reason. Of
+    tf32 it is said where no tensor has errors like those of truncated operands, beside a factor. And where a factor is
+    all that is wrong, no design explains it, as errors of roundings scatter.
+    """
+    call, given = ordinary.calls[0], ordinary.given[0]
+    piece = next(pieces(call.problem, given))
+
+    def made(design: Design) -> dict[str, list[Tensor]]:
+        return design.results(piece.problem, piece.outputs, ordinary.alignment)
+
+    exact, seen = made(Design()), piece.outputs.named()
+    found = set[str]()
+    if "lse" in seen and not {"out", "lse"}.isdisjoint(wrong):
+        lse = exact["lse"][0]
+        shown = {"exp_error=1e-4": LEAST_OF_EXP}
+        for claim, designs in RIVALS.items():
+            showing = [x for x in designs if x.can_show(call.problem, in_forward=True)]
+            sizes = [_size(made(x)["lse"][0] - lse) for x in showing]
+            shown.setdefault(claim, min(sizes, default=0.0))
+        error = _size(seen["lse"] - lse)
+        found |= {claim for claim, least in shown.items() if error < least / QUIETER}
+    others = [name for name in exact if name != "lse" and name in wrong and name in seen]
+    if any(is_factor(x, seen[name]) for name in others for x in exact[name]):
+        return {*LESS_PRECISE}
+    in_tf32 = [made(x) for x in RIVALS[TF32]]
+    judged = [x for x in exact if x in wrong and x in seen]
+    if judged and not any(
+        abs(correlation(seen[name] - of_exact, other - of_exact, of_exact)) > ALIKE
+        for name in judged
+        for rival in in_tf32
+        for of_exact in exact[name]
+        for other in rival[name]
+    ):
+        found.add(TF32)
+    return found
+
+
+def is_factor(exact: Tensor, seen: Tensor) -> bool:
+    """Whether what is left of an error without its part along the exact tensor is ``QUIETER`` times smaller.
+
+    Truncated numbers lose half a unit in the last place in the mean, and scatter by 0.29 of it around that. In sums of
+    products with normal numbers both count alike, so that the part along is less than twice what is left.
+    """
+    error = seen.double() - exact
+    factor = (error * exact).sum() / exact.square().sum().clamp_min(1e-300)
+    return bool((factor * exact).norm() > QUIETER * (error - factor * exact).norm())
+
+
+def _size(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def correlation(one: Tensor, two: Tensor, common: Tensor) -> float:
+    """Return the correlation of two tensors once their parts along a ``common`` one are taken away."""
+    parts = [x.double() - common * ((x * common).sum() / common.square().sum()) for x in (one, two)]
+    norms = parts[0].norm() * parts[1].norm()
+    return float((parts[0] * parts[1]).sum() / norms.clamp_min(1e-300))
+
+
+def told_by_means(finding: Finding, ordinary: Trial) -> Finding:
+    """Return the finding with what the means of an ordinary call say of the same tensor, if they say anything."""
+    of_means = left_by(asked_whether(ordinary, ordinary.family), law_named("unbiased"))
+    if finding.certificate or of_means is None or of_means.tensor not in finding.tensors:
+        return finding
+    return replace(finding, certificate=of_means.certificate)
+
+
+def _explains(
+    family: Family, trial: Trial, law: Callable[[Trial], None], ordinary: Trial | None = None
+) -> bool:
     """Whether the law holds for what the trial's calls returned, were the kernel of this family.
 
     Some laws allow for the worst sum of errors, so that a family would excuse much that it does not explain. Therefore
-    a call of the whole problem has to be within its bounds as well. Gradients are asked for only by laws that judge
-    some, as a bug of the backward says nothing of the forward; and a kernel that has none may refuse to give them.
+    a call of the whole problem has to be within its bounds as well, and the means of an ``ordinary_call``. Gradients
+    are asked for only by laws that judge some, as a bug of the backward says nothing of the forward; and a kernel that
+    has none may refuse to give them.
     """
     with suppress(LawBroken, Refused, CannotRun):
         asked = asked_whether(trial, family)
@@ -162,6 +291,8 @@ def _explains(family: Family, trial: Trial, law: Callable[[Trial], None]) -> boo
                 again = asked_whether(trial, family)
                 backward = any(call.backward for call in asked.calls)
                 judge(again, again.problem, again.gradients() if backward else again.forward())
+        if ordinary is not None:
+            law_named("unbiased")(asked_whether(ordinary, family))
         return True
     return False
 

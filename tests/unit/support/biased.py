@@ -115,7 +115,7 @@ def _part(s: Tensor, v: Tensor, q: Tensor, steps: Steps) -> tuple[Tensor, Tensor
     m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -math.inf)
     empty = m == -math.inf
     m = m.masked_fill(empty, 0.0)
-    p = torch.where(s == -math.inf, 0.0, steps.exp(s.clamp_min(-80.0) - m))
+    p = torch.where(s == -math.inf, 0.0, steps.exp((s - m).clamp_min(-85.0)))
     l = p.sum(-1, keepdim=True)
     divisor = l.masked_fill(empty, 1.0)
     values = v.float().repeat_interleave(q.shape[1] // v.shape[1], 1)
