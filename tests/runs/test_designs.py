@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference.family import implied
 from strategies.case import Case
 from tests.harness.bugs.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
@@ -24,9 +23,9 @@ CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
 
 
 def worse_with_mask(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
-    """Out is too large, by far under a causal mask, and else by as little as a less precise exp would make it."""
-    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
-    return out * (1.01 if causal else 1.0001), lse
+    """Out is too large under a causal mask, and else made by a less precise exponential."""
+    out, lse = narrow.polynomial_exp(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out * (1.01 if causal else 1.0), lse
 
 
 @pytest.mark.usefixtures("unscripted")
@@ -89,9 +88,7 @@ def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
         with_explanations(finding, trial, law_named("backward"), designs).explained_by
         for designs in (ALL_DESIGNS, ONE_DESIGN, WHOLE_DESIGN, NO_DESIGN)
     )
-    assert len(all_designs) > 1
-    assert one == whole == tuple(implied(one[:1]))
-    assert not none
+    assert not any((all_designs, one, whole, none))  # ordinary numbers show it at once
     subject = subject_of("doubled_dk", Path(__file__), shrink=False)
     assert finding_of(subject, "backward", large).explained_by == ()
 
