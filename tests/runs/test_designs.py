@@ -23,9 +23,12 @@ CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
 
 
 def worse_with_mask(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
-    """Out is too large under a causal mask, and else made by a less precise exponential."""
-    out, lse = narrow.polynomial_exp(q, k, v, causal=causal, sm_scale=sm_scale)
-    return out * (1.01 if causal else 1.0), lse
+    """Out is 1 % too large under a causal mask. All calls have errors of the size of a less precise exponential's."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    columns, rows = (
+        5e-5 * (-1.0) ** torch.arange(n, device=q.device) for n in (out.shape[-1], lse.shape[-1])
+    )
+    return out * (1.01 if causal else 1.0) * (1.0 + columns), lse + rows
 
 
 @pytest.mark.usefixtures("unscripted")

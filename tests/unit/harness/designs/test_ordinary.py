@@ -9,11 +9,12 @@ from kernels.contract.parsing import PLAIN_FUNCTION
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.designs.ordinary import ordinary_call
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.harness.worker.designs import ordinary_call, unlike_seen, with_explanations
+from tests.harness.worker.designs import with_explanations
 from tests.panel import LESS_PRECISION, Member
 from tests.unit.support.biased import BIASED, kernel
 
@@ -62,11 +63,12 @@ def test_failure_by_one_element_says_what_the_means_say(name: str) -> None:
 def test_less_precise_design_is_like_what_is_seen(member: Member, dtype: str) -> None:
     """Where a panel's function is less precise in its gradients alone, these are all that can be wrong."""
     trial = Trial(load(member.spec), replace(CASE, dtype=dtype), "cpu", SAFETY)
-    ordinary = ordinary_call(trial)
-    assert ordinary
     wrong = TENSORS[2:] if member.name.endswith("rounded_dp") else TENSORS
+    ordinary = ordinary_call(trial, wrong)
+    assert ordinary
+    assert not ordinary.multiples
     claims = {claim.rpartition(":")[2] for claim in member.claims}
     if dtype == "float32" or member.name != "narrow.k_prescaled_in_float16":
         needed = claims - {"precision=tf32"} if dtype == "bfloat16" else claims
         rounds = {x for x in needed if dtype != "float32" or x in ("exp_error=1e-4", "precision=tf32")}
-        assert not unlike_seen(ordinary, wrong) & rounds
+        assert not ordinary.unlike_seen() & rounds

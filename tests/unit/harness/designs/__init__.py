@@ -1,0 +1,1 @@
+"""Tests of certificates: what a wrong kernel computes instead."""
