@@ -36,7 +36,7 @@ MOST_OF_GROUP = 4
 """The most query heads that read a key head of such a call."""
 QUIETER = 16.0
 """An error that is so many times smaller than that of a design in the same call does not come of its roundings."""
-TF32, EXP = "precision=tf32", "exp_error=1e-4"
+TF32, EXP, EXP_ERROR = "precision=tf32", "exp_error=1e-4", 1e-4
 LEAST_OF_EXP = 2.0**-16
 """What an exponential that errs by up to 1e-4 makes lse err by, in the root mean square, in a call of 128 keys.
 
@@ -50,7 +50,8 @@ MULTIPLE = 4.0
 Roundings to nearest err along a tensor of n elements by the root of 1 / n of what they err by. Truncated numbers lose
 half a unit in the last place in the mean and scatter by 0.29 of it around that; an exponential that errs in one
 direction has a mean that is up to twice what it scatters by. In sums of products with normal numbers of random signs
-a mean counts as much as what scatters, so that an error is at most twice as large along a tensor as in other ways.
+a mean counts as much as what scatters, so that an error is at most twice as large along a tensor as in other ways. An
+exponential that errs by 1e-4 everywhere makes each of P, delta and their product err by that part of itself or less.
 """
 CHANCE = 8.0
 """How far a sum of n squares of errors of stores is from its mean at most, in units of its mean over sqrt(n).
@@ -145,8 +146,8 @@ class Ordinary:
 
     @cached_property
     def shifted(self) -> dict[str, "SplitError"]:
-        """The errors of out and the gradients whose mean is not that of a usual design."""
-        names = set(self.of_means.tensors if self.of_means else ()) - {"lse"}
+        """The errors of the tensors whose mean is not that of a usual design."""
+        names = self.of_means.tensors if self.of_means else ()
         return {name: error for name, error in self.errors.items() if name in names}
 
     @property
@@ -155,7 +156,9 @@ class Ordinary:
 
         No design explains these.
         """
-        return {name for name, error in self.shifted.items() if error.is_multiple}
+        keys = self.piece.problem.k.shape[2]
+        averaged = {"lse": math.sqrt(keys)}  # over the weights of a row, which have one sign
+        return {x for x, error in self.shifted.items() if error.is_multiple(MULTIPLE * averaged.get(x, 1.0))}
 
     def unlike_seen(self) -> set[str]:
         """Return claims that do not explain the wrong tensors, as their errors are others here.
@@ -163,8 +166,8 @@ class Ordinary:
         If out or lse is wrong, these are claims of which every step of the forward would show in lse, where lse is too
         exact. Their bounds are far above such an lse, so that they would excuse an out that is wrong for another
         reason. Where a multiple of a tensor is wrong, and other roundings hide whether that is all, these are claims
-        of casts by which the tensor is further from what is seen. And tf32 is, if no error is like that of truncated
-        operands beside a multiple.
+        of casts by which the tensor is further from what is seen, and that of an exponential, if so large a multiple
+        does not come of its errors. And tf32 is, if no error is like that of truncated operands beside a multiple.
         """
         in_forward = not {"out", "lse"}.isdisjoint(self.wrong)
         rivals = {
@@ -180,6 +183,7 @@ class Ordinary:
             } | {EXP: LEAST_OF_EXP}
             found |= {x for x, least in shown.items() if _size(self.seen["lse"] - lse) < least / QUIETER}
         for name, error in self.shifted.items():
+            found |= {EXP} if error.along > MULTIPLE * EXP_ERROR * float(error.exact.norm()) else set()
             for claim in rivals.keys() & OF_16_BITS:
                 missed = [float((self.seen[name] - x).norm()) for y in rivals[claim] for x in y[name]]
                 found |= {claim} if min(missed, default=0.0) > INDEPENDENT * error.size else set()
@@ -227,11 +231,10 @@ class SplitError:
         """The norm of the rest."""
         return float(self.rest.norm())
 
-    @property
-    def is_multiple(self) -> bool:
-        """Whether the part along the directions is too large for a design, by what is left beside it and the store."""
+    def is_multiple(self, most: float) -> bool:
+        """Whether the part along the directions is above so many times what is left, the share of stores taken off."""
         left = max(0.0, self.size**2 - self.stored**2) + CHANCE * self.stored**2 / math.sqrt(len(self.rest))
-        return self.along > MULTIPLE * math.sqrt(left)
+        return self.along > most * math.sqrt(left)
 
     def is_like(self, other: Tensor) -> bool:
         """Whether the rest is correlated with that of another error of the tensor."""
