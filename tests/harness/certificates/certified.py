@@ -9,7 +9,7 @@ from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.certificates.probes import probes
+from tests.harness.certificates.probes import further, probes
 from tests.harness.law import law_named
 from tests.harness.running.child import ChildDied, DeviceLost
 from tests.harness.running.runs import Runs
@@ -46,7 +46,8 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
         if asked[-1] in asked[:-1]:
             continue
         with suppress(ChildDied, DeviceLost):
-            words, alternatives = runs.certificate(failure, asked[-1], seconds / 2)
+            more = list(further(case, capabilities, fixed))
+            words, alternatives = runs.certificate(failure, asked[-1], more, seconds / 2)
             if words:
                 told: dict[str, Any] = {
                     "certificate": words,

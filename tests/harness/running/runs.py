@@ -478,12 +478,15 @@ class Runs:
         """Run later cases in one process again."""
         self.child.stateful.discard(self.info.spec)
 
-    def certificate(self, run: Run, cases: Sequence[Case], seconds: float) -> tuple[str, tuple[str, ...]]:
+    def certificate(
+        self, run: Run, cases: Sequence[Case], further: Sequence[Case], seconds: float
+    ) -> tuple[str, tuple[str, ...]]:
         """Return what the kernel computes in place of attention, in words and as records; nothing if that is not known.
 
-        Raises ChildDied, DeviceLost.
+        Of the ``further`` cases the kernel is asked those that tell apart what explains the others. Raises ChildDied,
+        DeviceLost.
         """
-        told = {"cases": [to_record(case) for case in cases], "seconds": seconds}
+        told = {"cases": [*map(to_record, cases)], "further": [*map(to_record, further)], "seconds": seconds}
         answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + LEAST_SECONDS)
         return "; ".join(answer["words"]), tuple(answer["alternatives"])
 

@@ -6,9 +6,9 @@ refutes an alternative that would differ there. What explains several tensors is
 are judged at the kernel's own out and lse, or else at the right ones, where these explain more.
 """
 
-import itertools
+import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -35,22 +35,26 @@ FAR, LEAST_FAR = 8.0, 2.0**-10
 So an alternative that computes something else is mostly left out without a bound. Roundings of a design of full
 precision add up to fewer: P and dS are rounded once each, and so is what is stored.
 """
-MOST_TOGETHER = 2
+MOST_TOGETHER = 4
 """How many alternatives may explain a tensor together."""
-MOST_PAIRED = 12
-"""How many of the alternatives that explain some failing calls are tried in pairs."""
+WIDTH, SAMPLE = 4, 3
+"""How many sets of alternatives are grown by a further one at a time, and on how many failing calls that is tried."""
+LEAST_GAIN = 0.05
+"""By how much the logarithm of the distance has to shrink where a set of alternatives grows."""
+MOST_ASKED = 4
+"""How many further calls are made to tell apart what explains the same."""
 
 
-def values(g: Given, e: Exact) -> dict[str, tuple[Tensor, float]]:
+def values(g: Given, e: Exact, names: Collection[str] = EVERY) -> dict[str, tuple[Tensor, float]]:
     """Return what attention gives for a call, in float64, each with the norm of what its roundings are relative to.
 
-    Gradients follow from the out and lse that the call returned. dq and dk are differences of two sums, and the norms
-    of both count.
+    Gradients, which are left out if none is among ``names``, follow from the out and lse that the call returned. dq and
+    dk are differences of two sums, and the norms of both count.
     """
     heads = g["q"].shape[1]
     found = {"out": unfold(e.out, heads), "lse": unfold(e.lse, heads)}
     sizes = dict.fromkeys(found, 0.0)
-    if has_gradients(g):
+    if has_gradients(g) and not {*BACKWARD}.isdisjoint(names):
         whole, of_delta = gradients(g, e)
         for name, x in whole.items():
             lost = of_delta.get(name, torch.zeros_like(x))
@@ -59,16 +63,51 @@ def values(g: Given, e: Exact) -> dict[str, tuple[Tensor, float]]:
     return {name: (x, sizes[name]) for name, x in found.items()}
 
 
-def is_far(actual: Tensor, expected: Tensor, size: float, limit: float) -> bool:
-    """Whether a tensor is further from what is expected than a part of that, or not finite elsewhere.
+@dataclass(frozen=True)
+class Compared:
+    """A tensor of a call beside what alternatives give, in float64; ``size`` is that of ``values``."""
 
-    ``size`` is the norm of larger terms of which it is the sum, or 0.
+    actual: Tensor
+    expected: Tensor
+    size: float
+
+    def distance(self, limit: float) -> float:
+        """Return how far the tensor is from what is expected, relative to ``limit`` times its norm: above 1 is far.
+
+        An element that is not finite where the other one is counts as large as those are on average.
+        """
+        if self.actual.shape != self.expected.shape:
+            return math.inf
+        known = self.expected.isfinite() & self.actual.isfinite()
+        unlike = int((self.expected.isfinite() ^ self.actual.isfinite()).sum())
+        x = self.expected[known]
+        norm, error = float(x.norm()), float((self.actual[known] - x).norm())
+        found = error / (limit * (norm + self.size) + 1e-6)
+        return found + 1.0 + (unlike / max(1, len(x))) ** 0.5 / limit if unlike else found
+
+
+def compared(
+    trial: Trial, outputs: Outputs, told: tuple[Alternative, ...], names: Collection[str]
+) -> Iterator[tuple[str, Compared]]:
+    """Yield tensors of a call with what they are if a kernel computes some alternatives.
+
+    Raises LookupError or RuntimeError if these can't be told of the call.
     """
-    if actual.shape != expected.shape or not torch.equal(actual.isfinite(), expected.isfinite()):
-        return True
-    known = expected.isfinite()
-    x = expected[known]
-    return bool((actual[known] - x).norm() > limit * (x.norm() + size) + 1e-6)
+    p = trial.problem
+    for view in views(given_of(p, outputs, trial.alignment), told, names):
+        changed, _ = as_changed(p, outputs, view.changed)
+        e = view.rescaled(exact_of(trial, changed, view.scores))
+        expected, moved = values(view.changed, e, view.names), view.moved(e)
+        for name in view.names:
+            value, size = expected[name]
+            if name in moved:
+                value, _ = moved[name](value, torch.zeros_like(value))
+            yield name, Compared(view.changed[name].double(), value, size)
+
+
+def limit_of(trial: Trial) -> float:
+    """Return what part of its norm a tensor may miss a value by that it is not far from."""
+    return max(LEAST_FAR, FAR * torch.finfo(trial.problem.dout.dtype).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +117,7 @@ class Known:
     trial: Trial
     outputs: Outputs
     wrong: frozenset[str]
+    measured: dict[tuple[tuple[Alternative, ...], str], float] = field(default_factory=dict)
 
     def unexplained(
         self, told: tuple[Alternative, ...], names: Collection[str], *, surely: bool = True
@@ -101,23 +141,22 @@ class Known:
             return {*names}
         return set()
 
-    def missed(self, told: tuple[Alternative, ...], names: Collection[str]) -> set[str]:
-        """Return which of some tensors are far from what the alternatives compute, by norms in place of bounds."""
-        p, found = self.trial.problem, set[str]()
-        limit = max(LEAST_FAR, FAR * torch.finfo(p.dout.dtype).eps)
+    def distances(self, told: tuple[Alternative, ...], names: Collection[str]) -> dict[str, float]:
+        """Return how far some tensors are from what alternatives compute, by norms in place of bounds: above 1 is far.
+
+        All are infinitely far if an alternative can't be told of the call.
+        """
+        left = [name for name in names if (told, name) not in self.measured]
         try:
-            for view in views(given_of(p, self.outputs, self.trial.alignment), told, names):
-                changed, _ = as_changed(p, self.outputs, view.changed)
-                e = view.rescaled(exact_of(self.trial, changed, view.scores))
-                expected, moved = values(view.changed, e), view.moved(e)
-                for name in view.names:
-                    (value, size), actual = expected[name], view.changed[name].double()
-                    if name in moved:
-                        value, _ = moved[name](value, torch.zeros_like(value))
-                    found |= {name} if is_far(actual, value, size, limit) else set()
+            for name, each in compared(self.trial, self.outputs, told, left) if left else ():
+                self.measured[told, name] = each.distance(limit_of(self.trial))
         except (LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
-            return {*names}
-        return found
+            self.measured.update({(told, name): math.inf for name in left})
+        return {name: self.measured[told, name] for name in names}
+
+    def missed(self, told: tuple[Alternative, ...], names: Collection[str]) -> set[str]:
+        """Return which of some tensors are far from what the alternatives compute."""
+        return {name for name, x in self.distances(told, names).items() if x > 1.0}
 
     def follow(self, names: Collection[str]) -> bool:
         """Whether some gradients are right for the right out and lse, which are not those that the kernel returned."""
@@ -151,33 +190,54 @@ def known_call(trial: Trial) -> Known | None:
 class Certificate:
     """What explains the wrong tensors of all calls: ``alternatives``. Nothing explains the tensors ``unexplained``.
 
-    ``tied`` has, by name, the words of another alternative that explains the same.
+    ``tied`` has, by name of one of them, what explains the same tensors in its place.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
-    tied: dict[str, str] = field(default_factory=dict)
+    tied: dict[str, tuple[Alternative, ...]] = field(default_factory=dict)
     unexplained: set[str] = field(default_factory=set)
+
+    def add(self, told: Alternative, tensors: Collection[str]) -> None:
+        """Add an alternative as it concerns these tensors; they count for the same one if that is known already."""
+        told = replace(told, tensors=_in_order({*tensors}.intersection(told.tensors)))
+        for at, each in enumerate(self.alternatives):
+            if (each.name, each.values) == (told.name, told.values):
+                self.alternatives[at] = each.beside(told.tensors)
+                return
+        self.alternatives.append(told)
 
     @property
     def words(self) -> list[str]:
         """Say what the kernel computes instead, and what no call has told apart from that."""
-        return [
-            f"{x.words} (or {self.tied[x.name]})" if x.name in self.tied else x.words
-            for x in self.alternatives
-        ]
+        found = []
+        for told in self.alternatives:
+            others = (x.words for x in _of(self.tied.get(told.name, ()), told.tensors))
+            other = " and ".join(others)
+            found.append(f"{told.words} (or {other})" if other else told.words)
+        return found
 
 
 @dataclass
 class Search:
-    """The search for a certificate of some calls, until ``deadline``, by ``time.process_time``."""
+    """The search for a certificate of some calls, until ``deadline``, by ``time.process_time``.
 
-    calls: Sequence[Known]
+    ``further`` are cases of which the kernel is asked only where they tell apart what explains all of the calls.
+    """
+
+    calls: list[Known]
     deadline: float
+    further: Sequence[Case] = ()
+    trial_of: Callable[[Case], Trial] | None = None
 
     @cached_property
     def wrong(self) -> frozenset[str]:
         """The tensors that are wrong in any call."""
         return frozenset[str]().union(*(call.wrong for call in self.calls))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over."""
+        return time.process_time() > self.deadline
 
     def certificate(self) -> Certificate:
         """Return what explains the tensors that are wrong in any call.
@@ -187,16 +247,16 @@ class Search:
         found = Certificate()
         self._explain(found, [x for x in OUT_AND_LSE if x in self.wrong], ())
         wrong = [x for x in BACKWARD if x in self.wrong]
-        of_forward = tuple(found.alternatives)
+        before = Certificate([*found.alternatives], {**found.tied}, {*found.unexplained})
+        of_forward = tuple(replace(each, tensors=EVERY) for each in found.alternatives)
         if wrong and of_forward and not self._apart(wrong, of_forward):
             for each in of_forward:
-                found.alternatives[found.alternatives.index(each)] = each.beside(wrong)
+                found.add(each, wrong)
         elif wrong and not (len(wrong) < len(self.wrong) and self._follow(wrong)):
             self._explain(found, wrong, ())
             if found.unexplained.intersection(wrong) and of_forward:
-                other = Certificate([*of_forward], unexplained={*found.unexplained}.difference(wrong))
-                self._explain(other, wrong, of_forward)
-                return min(other, found, key=lambda x: len(x.unexplained))
+                self._explain(before, wrong, of_forward)
+                return min(before, found, key=lambda x: len(x.unexplained))
         return found
 
     def _apart(self, names: Sequence[str], told: tuple[Alternative, ...]) -> set[str]:
@@ -213,53 +273,124 @@ class Search:
         explained: dict[tuple[Alternative, ...], set[str]] = {}
         for told, tensors in self._solutions(names, base):
             explained.setdefault(told, set()).update(tensors)
-        left, of_call = [*names], self.calls[0].outputs.named().keys()
+        left = {*names}
         while left:
-            best = max(explained, key=lambda x: (len(explained[x].intersection(left)), -len(x)), default=())
+            self._tell_apart(explained, left, base)
+            best = _best(explained, left)
             covered = explained.get(best, set()).intersection(left)
             if not covered:
-                found.unexplained |= {*left}
+                found.unexplained |= left
                 break
-            for each in best:
-                found.alternatives.append(replace(each, tensors=_in_order(explained[best] & of_call)))
-            others = (
-                x for x, tensors in explained.items() if x[0].name != best[0].name and covered <= tensors
-            )
+            for each in (*base, *best):
+                found.add(each, explained[best] & self.calls[0].outputs.named().keys())
+            others = (x for x in _tied(explained, left) if x[0].name != best[0].name)
             for other in islice(others, 1):
-                found.tied[best[0].name] = " and ".join(x.words for x in other)
-            left = [x for x in left if x not in covered]
+                found.tied[best[0].name] = other
+            left -= covered
+
+    def _tell_apart(
+        self,
+        explained: dict[tuple[Alternative, ...], set[str]],
+        left: Collection[str],
+        base: tuple[Alternative, ...],
+    ) -> None:
+        """Ask further calls that differ under what explains most of the tensors that are left, and drop what is wrong.
+
+        A call that nothing explains has another bug, and tells nothing.
+        """
+        asked = 0
+        for case in self.further:
+            tied = _tied(explained, left)
+            if len(tied) < 2 or asked == MOST_ASKED or self.is_late or self.trial_of is None:
+                return
+            with suppress(Exception):  # a case that can't be run tells nothing
+                trial, names = self.trial_of(case), explained[tied[0]].intersection(left)
+                if not any(differ(trial, (*base, *tied[0]), (*base, *x), names) for x in tied[1:]):
+                    continue
+                asked += 1
+                call = known_call(trial)
+                if call is None:
+                    continue
+                there = names & call.outputs.named().keys()
+                refuted = {x: call.unexplained(_of((*base, *x), there), there) for x in tied}
+                if not all(refuted.values()):
+                    self.calls.append(call)
+                    for told, tensors in refuted.items():
+                        explained[told] -= tensors
 
     def _solutions(
         self, names: Sequence[str], base: tuple[Alternative, ...]
     ) -> Iterator[tuple[tuple[Alternative, ...], set[str]]]:
         """Yield what explains some of the tensors, with these; several together where no single one does."""
-        tried, left = list[Alternative](), {*names}
+        left = {*names}
         for told in self._candidates(names):
-            if time.process_time() > self.deadline:
+            if self.is_late:
                 return
-            tried.append(told)
             if holding := self._held((told,), told.tensors, base):
                 left -= holding
                 yield (told,), holding
-        for name in left:
-            partly = list(
-                islice((x for x in tried if name in x.tensors and self._explains_some(x, name)), MOST_PAIRED)
-            )
-            for pair in itertools.combinations(partly, MOST_TOGETHER):
-                if pair[0].name != pair[1].name and self._held(pair, (name,), base):
-                    yield pair, {name}
+        for name in _in_order(left):
+            parts = self._grown(name, base) if name in left else ()
+            if holding := self._held(parts, names, base) if parts else set():
+                left -= holding
+                yield parts, holding
 
     def _candidates(self, names: Sequence[str]) -> Iterator[Alternative]:
         """Yield the alternatives that may explain some tensors, each once, for all of them that it may concern."""
         seen = set[Alternative]()
         for name in names:
-            call = self._failing((name,))[0]
-            p = call.trial.problem
-            given = given_of(p, call.outputs, call.trial.alignment)
-            for told in candidates(given, exact_of(call.trial, p), names):
+            for told in candidates_of(self._failing((name,))[0], (), name):
                 if told not in seen:
                     seen.add(told)
                     yield told
+
+    def _grown(self, name: str, base: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
+        """Return alternatives that explain a tensor together, though none does alone; () if none are found.
+
+        Sets of them are grown by one at a time that brings the tensor nearer to what they compute in the smallest call
+        that they do not explain yet.
+        """
+        sets: list[tuple[Alternative, ...]] = [()]
+        failing = self._failing((name,))
+        for _ in range(MOST_TOGETHER):
+            grown: dict[frozenset[Alternative], tuple[Alternative, ...]] = {}
+            for parts in sets:
+                left = list(islice(self._left(parts, name, base), 1))
+                before, plain = (self._distance(left, x, name, base) for x in (parts, ()))
+                for each in candidates_of(left[0], (*base, *parts), name) if left else ():
+                    if self.is_late:
+                        return ()
+                    told = *parts, each
+                    if each.name in {x.name for x in parts} or frozenset(told) in grown:
+                        continue
+                    changes = self._distance(left, (each,), name, base) != plain
+                    if changes and self._distance(left, told, name, base) < before - LEAST_GAIN:
+                        grown[frozenset(told)] = told
+            for calls, most in ((failing[:SAMPLE], 2 * WIDTH), (failing, WIDTH)):
+                sets = sorted(grown.values(), key=lambda x: self._distance(calls, x, name, base))[:most]
+                grown = {frozenset(x): x for x in sets}
+            for parts in sets:
+                if self._held(parts, (name,), base):
+                    return parts
+        return ()
+
+    def _left(
+        self, parts: tuple[Alternative, ...], name: str, base: tuple[Alternative, ...]
+    ) -> Iterator[Known]:
+        """Yield the failing calls in which a tensor is far from what alternatives compute, the smallest first."""
+        told = _of((*base, *parts), (name,))
+        return (call for call in self._failing((name,)) if call.missed(told, (name,)))
+
+    def _distance(
+        self,
+        calls: Sequence[Known],
+        parts: tuple[Alternative, ...],
+        name: str,
+        base: tuple[Alternative, ...],
+    ) -> float:
+        """Return how far a tensor is from what alternatives compute: the sum over calls of the logarithm."""
+        told = _of((*base, *parts), (name,))
+        return sum(math.log(max(1.0, call.distances(told, (name,))[name])) for call in calls)
 
     def _failing(self, names: Collection[str]) -> list[Known]:
         """Return the calls in which one of the tensors is wrong, the smallest first."""
@@ -271,7 +402,8 @@ class Search:
     ) -> set[str]:
         """Return which of the tensors the alternatives explain in all calls, if a wrong one is among them.
 
-        The failing calls come first. ``base`` has further alternatives that concern all of the tensors.
+        The failing calls come first. ``base`` has further alternatives that concern all of the tensors. What a single
+        one explains is a set of tensors that it may concern, as declared; together, they explain any.
         """
         left = {*names}
         failing = self._failing(names)
@@ -280,34 +412,83 @@ class Search:
         for refutes in steps:
             for call in (*failing, *others):
                 there = left & call.outputs.named().keys()
-                concerned = tuple(replace(x, tensors=tuple(there)) for x in (*base, *told))
-                left -= refutes(call, concerned, there) if there else set()
-                for each in told:
-                    left &= {*each.within(left)}
-                if left.isdisjoint(self.wrong) or time.process_time() > self.deadline:
+                left -= refutes(call, _of((*base, *told), there), there) if there else set()
+                if len(told) == 1:
+                    left &= {*told[0].within(left)}
+                if left.isdisjoint(self.wrong):
                     return set()
+            if self.is_late:
+                return set()
         return left
 
-    def _explains_some(self, told: Alternative, name: str) -> bool:
-        """Whether an alternative explains a tensor in some failing call, and is refuted in none that holds."""
-        if time.process_time() > self.deadline:
-            return False
-        alone, failing = (replace(told, tensors=(name,)),), self._failing((name,))
-        holding = (call for call in self.calls if call not in failing and name in call.outputs.named())
-        return any(not call.missed(alone, (name,)) for call in failing[:4]) and not any(
-            call.missed(alone, (name,)) for call in holding
-        )
+
+def candidates_of(call: Known, parts: tuple[Alternative, ...], name: str) -> Iterator[Alternative]:
+    """Yield the alternatives that may explain a tensor of a call that has other alternatives, ``parts``, too."""
+    p = call.trial.problem
+    given = given_of(p, call.outputs, call.trial.alignment)
+    with suppress(LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
+        for view in views(given, _of(parts, (name,)), (name,)):
+            changed, _ = as_changed(p, call.outputs, view.changed)
+            e = view.rescaled(exact_of(call.trial, changed, view.scores))
+            yield from candidates(view.changed, e, (name,))
+
+
+def differ(
+    trial: Trial, one: tuple[Alternative, ...], other: tuple[Alternative, ...], names: Collection[str]
+) -> bool:
+    """Whether some tensors of a call are far apart, by what two sets of alternatives say of them."""
+    given = given_of(trial.problem, Outputs(out=trial.problem.q, lse=None), trial.alignment)
+    e = exact_of(trial, trial.problem)
+    heads, dtype = trial.problem.heads_q, trial.problem.q.dtype
+    forward = Outputs(out=unfold(e.out, heads).to(dtype), lse=unfold(e.lse, heads).float())
+    likely = {"dq": given["q"], "dk": given["k"], "dv": given["v"]}
+    if not {*BACKWARD}.isdisjoint(names):
+        with_out = {**given, "dout": trial.problem.dout, **forward.named(), **likely}
+        likely = {x: y.to(dtype) for x, (y, _) in values(with_out, e).items() if x in BACKWARD}
+        forward = replace(forward, **likely)
+    first, second = (dict(compared(trial, forward, _of(x, names), names)) for x in (one, other))
+    for name, x in first.items():
+        y = second[name]
+        # What a kernel returned may be changed back: then its distance from what is expected tells.
+        moved = Compared(x.actual - x.expected + y.expected, y.actual, max(x.size, y.size))
+        if moved.distance(limit_of(trial)) > 1.0:
+            return True
+    return False
+
+
+def _of(told: tuple[Alternative, ...], names: Collection[str]) -> tuple[Alternative, ...]:
+    """Return alternatives as they concern these tensors."""
+    return tuple(replace(x, tensors=tuple(name for name in names if name in x.tensors)) for x in told)
+
+
+def _best(
+    explained: Mapping[tuple[Alternative, ...], set[str]], left: Collection[str]
+) -> tuple[Alternative, ...]:
+    """Return what explains most of the tensors that are left, with as few alternatives as possible."""
+    return max(explained, key=lambda x: (len(explained[x].intersection(left)), -len(x)), default=())
+
+
+def _tied(
+    explained: Mapping[tuple[Alternative, ...], set[str]], left: Collection[str]
+) -> list[tuple[Alternative, ...]]:
+    """Return the best that explains what is left of the tensors, and what explains as much, as it is declared."""
+    best = _best(explained, left)
+    covered = explained.get(best, set()).intersection(left)
+    others = (x for x in explained if x != best and len(x) == len(best) and covered <= explained[x])
+    return [best, *others] if covered else []
 
 
 def _in_order(names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in EVERY if name in names)
 
 
-def search(cases: Iterable[Case], trial_of: Callable[[Case], Trial], seconds: float) -> Certificate | None:
+def search(
+    cases: Iterable[Case], trial_of: Callable[[Case], Trial], seconds: float, further: Sequence[Case] = ()
+) -> Certificate | None:
     """Call a kernel on these cases, and return the certificate of what is wrong; None if nothing is.
 
     ``seconds`` are those of the processor, so that other work on the machine changes nothing; half of them are for the
-    calls. A case that can't be run tells nothing.
+    calls. A case that can't be run tells nothing. ``further`` is that of ``Search``.
     """
     start, calls = time.process_time(), list[Known]()
     for case in cases:
@@ -315,4 +496,5 @@ def search(cases: Iterable[Case], trial_of: Callable[[Case], Trial], seconds: fl
             calls += filter(None, [known_call(trial_of(case))])
         if time.process_time() > start + seconds / 2:
             break
-    return Search(calls, start + seconds).certificate() if any(call.wrong for call in calls) else None
+    found = Search(calls, start + seconds, further, trial_of)
+    return found.certificate() if any(call.wrong for call in calls) else None

@@ -181,14 +181,18 @@ class Worker:
         return {**verdict.to_dict(), "sentences": sentences, "pictures": pictures}
 
     def do_certificate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the kernel computes in place of attention, as far as ``cases`` show it in so many ``seconds``."""
+        """Return what the kernel computes in place of attention, as far as calls show it in so many ``seconds``.
+
+        ``cases`` are asked, and then those of the ``further`` ones that tell apart what explains all of them.
+        """
         run = run_of(request)
         kernel = self.kernel(run.spec, run.claims)
 
         def trial_of(case: Case) -> Trial:
             return Trial(kernel, case, self.device, run.safety, home=home_of(case, self.device))
 
-        found = search(map(from_record, request["cases"]), trial_of, request["seconds"])
+        cases, further = (list(map(from_record, request[name])) for name in ("cases", "further"))
+        found = search(cases, trial_of, request["seconds"], further)
         if found is None or found.unexplained:
             return {"words": [], "alternatives": []}
         return {"words": found.words, "alternatives": [json.dumps(x.record) for x in found.alternatives]}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
-from tests.harness.certificates.probes import SMALL, probes
+from tests.harness.certificates.probes import SMALL, further, probes
 
 CLAIMS = Capabilities(backward=True)
 FAILING = Case(
@@ -37,3 +37,17 @@ def test_needs_stay() -> None:
     assert {case.group for case in asked} == {4}
     assert {case.causal for case in asked} == {False}
     assert {case.causal for case in probes(FAILING, replace(CLAIMS, causal=(False,)), ())} == {False}
+
+
+def test_further_calls_are_others_of_the_same_kind() -> None:
+    asked, more = [*probes(FAILING, CLAIMS, {"group"})], [*further(FAILING, CLAIMS, {"group"})]
+    assert {case.group for case in more} == {4}
+    assert {(case.seqlen_q, case.seqlen_k) for case in asked}.isdisjoint(
+        (case.seqlen_q, case.seqlen_k) for case in more
+    )
+    assert {case.k_layout for case in more} == {"contiguous"}
+
+
+def test_further_calls_mix_layouts_if_the_failing_case_has_several() -> None:
+    more = further(replace(FAILING, v_layout="bnhd"), CLAIMS, ())
+    assert len({(case.q_layout, case.k_layout, case.v_layout) for case in more}) > 3

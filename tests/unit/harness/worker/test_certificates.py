@@ -1,5 +1,8 @@
 """What a wrong kernel computes instead is certified, and what is sound is not."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from kernels.registry import load
@@ -19,6 +22,13 @@ def certificate(name: str, dtype: str = "float32") -> Certificate | None:
     kernel = load(f"{instead.__name__}:{name}")
     cases = probes(Case(heads_kv=2, group=2, head_dim=32, dtype=dtype), kernel.capabilities, ())
     return search(cases, lambda case: Trial(kernel, case, "cpu", SAFETY), SECONDS)
+
+
+def told_of(name: str, cases: list[Case], further: Sequence[Case] = ()) -> Certificate:
+    kernel = load(f"{instead.__name__}:{name}")
+    found = search(cases, lambda case: Trial(kernel, case, "cpu", SAFETY), SECONDS, further)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("name", instead.INSTEAD)
@@ -52,6 +62,30 @@ def test_two_wrong_lines_in_one_tensor_are_both_told() -> None:
     assert found is not None
     assert not found.unexplained
     assert {x.name for x in found.alternatives} == {"one_of_group", "tail_rows_lost"}
+
+
+def test_two_wrong_lines_that_meet_in_every_call_are_both_told() -> None:
+    """Neither explains a call alone, as no call has whole tiles of keys and ungrouped heads."""
+    found = told_of(
+        "tail_of_keys_and_interleaved", [FAILING, replace(FAILING, seqlen_q=65, causal=False, seed=1)]
+    )
+    assert not found.unexplained
+    assert {x.name for x in found.alternatives} == {"tail_dropped", "interleaved"}
+
+
+def test_a_further_call_tells_apart_what_explains_the_same() -> None:
+    """With one key more than queries, the mask is aligned top-left, or each row sees a key less."""
+    cases = [replace(FAILING, seqlen_q=69), replace(FAILING, seqlen_q=32, seqlen_k=33)]
+    (words,) = told_of("top_left", cases).words
+    assert " (or each row sees -1 keys " in words
+    assert told_of("top_left", cases, [FAILING]).words == [*instead.INSTEAD["top_left"]]
+
+
+def test_a_further_call_with_another_bug_tells_nothing() -> None:
+    cases = [replace(FAILING, seqlen_q=69, heads_kv=1), replace(FAILING, seqlen_q=32, seqlen_k=33, group=1)]
+    plain = told_of("top_left_and_interleaved", cases)
+    assert plain.tied
+    assert told_of("top_left_and_interleaved", cases, [FAILING]).words == plain.words
 
 
 def test_a_sound_function_has_none() -> None:
