@@ -32,6 +32,9 @@ DQ, DK_AND_DV = ("dq",), ("dk", "dv")
 BACKWARD = (*DQ, *DK_AND_DV)
 EVERY = (*OUT_AND_LSE, *BACKWARD)
 
+ONLY = "only"
+"""The name of the value that says which calls an alternative is restricted to."""
+
 PASSES = (EVERY, OUT_AND_LSE, BACKWARD, DQ, DK_AND_DV)
 """The sets of tensors that a change of what both passes compute may concern."""
 
@@ -42,6 +45,27 @@ OF_TENSORS: Mapping[tuple[str, ...], str] = {
     DK_AND_DV: "in dk and dv, ",
 }
 """How the words of such a change begin."""
+
+
+CONDITIONS: Mapping[str, Callable[[Given], bool]] = {
+    "under the causal mask": lambda g: bool(g["causal"]),
+    "without a causal mask": lambda g: not g["causal"],
+    "for a single query": lambda g: g["q"].shape[2] == 1,
+    "for several queries": lambda g: g["q"].shape[2] > 1,
+    "with fewer queries than keys": lambda g: g["q"].shape[2] < g["k"].shape[2],
+    "with more queries than keys": lambda g: g["q"].shape[2] > g["k"].shape[2],
+    "where heads are grouped": lambda g: g["q"].shape[1] > g["k"].shape[1],
+    "where heads are not grouped": lambda g: g["q"].shape[1] == g["k"].shape[1],
+    "for a single key head": lambda g: g["k"].shape[1] == 1,
+    "for several key heads": lambda g: g["k"].shape[1] > 1,
+    "for a single sequence": lambda g: len(g["q"]) == 1,
+    "for several sequences": lambda g: len(g["q"]) > 1,
+    "if sm_scale is negative": lambda g: g["sm_scale"] < 0,
+    "if sm_scale is positive": lambda g: g["sm_scale"] > 0,
+    "if seqlen_k is a multiple of 16": lambda g: g["k"].shape[2] % 16 == 0,
+    "if seqlen_k is no multiple of 16": lambda g: g["k"].shape[2] % 16 != 0,
+}
+"""The calls to which an alternative may be restricted, as a kernel has other code for them."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +130,10 @@ def alternative(
 
 @dataclass(frozen=True)
 class Alternative:
-    """A declared alternative with a value for each of its parameters, and the tensors that it concerns."""
+    """A declared alternative with a value for each of its parameters, and the tensors that it concerns.
+
+    It may concern only some calls: then ``only`` is a value too, one of ``CONDITIONS``.
+    """
 
     name: str
     tensors: tuple[str, ...]
@@ -118,12 +145,24 @@ class Alternative:
         kind = KINDS[self.name]
         shown = {name: f"{x:.4g}" if isinstance(x, float) else x for name, x in self.values}
         start = OF_TENSORS.get(self.tensors, "") if kind.scopes == PASSES else ""
-        return start + kind.words.format(**shown, tensors=" and ".join(self.tensors))
+        told = start + kind.words.format(**shown, tensors=" and ".join(self.tensors))
+        return f"{told}, only {shown[ONLY]}" if ONLY in shown else told
 
     @cached_property
     def change(self) -> Change:
         """Return what it changes."""
-        return KINDS[self.name].make(**dict(self.values))
+        return KINDS[self.name].make(**dict(self.always.values))
+
+    @property
+    def always(self) -> "Alternative":
+        """Return the alternative that concerns all calls."""
+        return replace(self, values=tuple(x for x in self.values if x[0] != ONLY))
+
+    def restricted(self, g: Given) -> Iterator["Alternative"]:
+        """Yield it as it is restricted to calls of each kind to which this one belongs."""
+        for condition, is_met in CONDITIONS.items():
+            if is_met(g):
+                yield replace(self, values=(*self.values, (ONLY, condition)))
 
     def beside(self, tensors: Collection[str]) -> "Alternative":
         """Return the alternative that concerns further tensors."""
@@ -136,7 +175,8 @@ class Alternative:
 
     def concerns(self, g: Given) -> bool:
         """Whether it changes anything in a call."""
-        return KINDS[self.name].when(g)
+        only = dict(self.values).get(ONLY)
+        return KINDS[self.name].when(g) and (only is None or CONDITIONS[only](g))
 
     @property
     def record(self) -> list[Any]:

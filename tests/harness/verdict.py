@@ -216,12 +216,13 @@ class Finding:
     def instead(self) -> set[tuple[Any, ...]]:
         """Return each alternative with each tensor that it concerns, to be compared with those of other findings.
 
-        Sizes of tiles are left out, as they may follow head_dim, and fitted numbers are rounded.
+        Sizes of tiles and restrictions to some calls are left out, as they may follow head_dim, and fitted numbers are
+        rounded.
         """
         found = set[tuple[Any, ...]]()
         for name, tensors, values in map(json.loads, self.alternatives):
             told = {key: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for key, x in values.items()}
-            told.pop("tile", None)
+            told = {key: x for key, x in told.items() if key not in ("tile", "only")}
             found |= {(name, tensor, *sorted(told.items())) for tensor in tensors}
         return found
 

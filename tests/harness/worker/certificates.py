@@ -146,6 +146,7 @@ class Known:
 
         All are infinitely far if an alternative can't be told of the call.
         """
+        told = tuple(x.always for x in told if x.concerns(self.given))
         left = [name for name in names if (told, name) not in self.measured]
         try:
             for name, each in compared(self.trial, self.outputs, told, left) if left else ():
@@ -153,6 +154,11 @@ class Known:
         except (LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
             self.measured.update({(told, name): math.inf for name in left})
         return {name: self.measured[told, name] for name in names}
+
+    @cached_property
+    def given(self) -> Given:
+        """Return the call as alternatives take it."""
+        return given_of(self.trial.problem, self.outputs, self.trial.alignment)
 
     def missed(self, told: tuple[Alternative, ...], names: Collection[str]) -> set[str]:
         """Return which of some tensors are far from what the alternatives compute."""
@@ -283,7 +289,7 @@ class Search:
                 break
             for each in (*base, *best):
                 found.add(each, explained[best] & self.calls[0].outputs.named().keys())
-            others = (x for x in _tied(explained, left) if x[0].name != best[0].name)
+            others = (x for x in self._tied(explained, left) if x[0].name != best[0].name)
             for other in islice(others, 1):
                 found.tied[best[0].name] = other
             left -= covered
@@ -300,7 +306,7 @@ class Search:
         """
         asked = 0
         for case in self.further:
-            tied = _tied(explained, left)
+            tied = self._tied(explained, left)
             if len(tied) < 2 or asked == MOST_ASKED or self.is_late or self.trial_of is None:
                 return
             with suppress(Exception):  # a case that can't be run tells nothing
@@ -318,22 +324,35 @@ class Search:
                     for told, tensors in refuted.items():
                         explained[told] -= tensors
 
+    def _tied(
+        self, explained: Mapping[tuple[Alternative, ...], set[str]], left: Collection[str]
+    ) -> list[tuple[Alternative, ...]]:
+        """Return the best that explains what is left of the tensors, and what explains each wrong one that it does."""
+        best = _best(explained, left)
+        if explained.get(best, set()).isdisjoint(left):
+            return []
+        wrong = explained[best] & self.wrong
+        return [best, *(x for x in explained if x != best and len(x) == len(best) and wrong <= explained[x])]
+
     def _solutions(
         self, names: Sequence[str], base: tuple[Alternative, ...]
     ) -> Iterator[tuple[tuple[Alternative, ...], set[str]]]:
-        """Yield what explains some of the tensors, with these; several together where no single one does."""
+        """Yield what explains some of the tensors, with these; several together where no single one does.
+
+        What a single one explains is a set of tensors that it may concern, as declared; a set of them explains any.
+        """
         left = {*names}
         for told in self._candidates(names):
             if self.is_late:
                 return
-            if holding := self._held((told,), told.tensors, base):
+            if holding := {*told.within(self._held((told,), told.tensors, base))}:
                 left -= holding
                 yield (told,), holding
         for name in _in_order(left):
-            parts = self._grown(name, base) if name in left else ()
-            if holding := self._held(parts, names, base) if parts else set():
-                left -= holding
-                yield parts, holding
+            for parts in self._grown(name, base) if name in left else ():
+                if holding := self._held(parts, {x for each in parts for x in each.tensors}, base):
+                    left -= holding
+                    yield parts, holding
 
     def _candidates(self, names: Sequence[str]) -> Iterator[Alternative]:
         """Yield the alternatives that may explain some tensors, each once, for all of them that it may concern."""
@@ -344,53 +363,72 @@ class Search:
                     seen.add(told)
                     yield told
 
-    def _grown(self, name: str, base: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
-        """Return alternatives that explain a tensor together, though none does alone; () if none are found.
+    def _grown(self, name: str, base: tuple[Alternative, ...]) -> list[tuple[Alternative, ...]]:
+        """Return sets of alternatives that explain a tensor, though none does alone in all calls.
 
         Sets of them are grown by one at a time that brings the tensor nearer to what they compute in the smallest call
-        that they do not explain yet.
+        that they do not explain yet. Each may be restricted to calls of a kind.
         """
         sets: list[tuple[Alternative, ...]] = [()]
-        failing = self._failing((name,))
+        calls = [*self._failing((name,)), *(x for x in self.calls if name in x.outputs.named())]
         for _ in range(MOST_TOGETHER):
-            grown: dict[frozenset[Alternative], tuple[Alternative, ...]] = {}
+            grown: list[tuple[float, tuple[Alternative, ...], Alternative]] = []
             for parts in sets:
-                left = list(islice(self._left(parts, name, base), 1))
-                before, plain = (self._distance(left, x, name, base) for x in (parts, ()))
-                for each in candidates_of(left[0], (*base, *parts), name) if left else ():
+                call = self._first_left(parts, name, base)
+                if call is None:
+                    continue
+                for each in candidates_of(call, (*base, *parts), name):
                     if self.is_late:
-                        return ()
-                    told = *parts, each
-                    if each.name in {x.name for x in parts} or frozenset(told) in grown:
-                        continue
-                    changes = self._distance(left, (each,), name, base) != plain
-                    if changes and self._distance(left, told, name, base) < before - LEAST_GAIN:
-                        grown[frozenset(told)] = told
-            for calls, most in ((failing[:SAMPLE], 2 * WIDTH), (failing, WIDTH)):
-                sets = sorted(grown.values(), key=lambda x: self._distance(calls, x, name, base))[:most]
-                grown = {frozenset(x): x for x in sets}
-            for parts in sets:
-                if self._held(parts, (name,), base):
-                    return parts
-        return ()
+                        return []
+                    if self._helps(call, parts, each, name, base):
+                        nearest = self._distances(calls[:SAMPLE], (*parts, each), name, base)
+                        before = self._distances(calls[:SAMPLE], parts, name, base)
+                        grown.append((sum(map(min, before, nearest)), parts, each))
+            found = dict[frozenset[Alternative], tuple[float, tuple[Alternative, ...]]]()
+            for _, parts, each in sorted(grown, key=lambda x: x[0])[: 2 * WIDTH]:
+                call = self._first_left(parts, name, base)
+                for told in (each, *each.restricted(call.given)) if call else ():
+                    merit = sum(self._distances(calls, (*parts, told), name, base))
+                    found.setdefault(frozenset((*parts, told)), (merit, (*parts, told)))
+            best = sorted(found.values(), key=lambda x: x[0])
+            sets = [x for _, x in best[:WIDTH]]
+            if held := [x for merit, x in best if merit == 0.0 and self._held(x, (name,), base)]:
+                return held
+        return []
 
-    def _left(
+    def _helps(
+        self,
+        call: Known,
+        parts: tuple[Alternative, ...],
+        each: Alternative,
+        name: str,
+        base: tuple[Alternative, ...],
+    ) -> bool:
+        """Whether a further alternative brings a tensor nearer in a call. One that changes nothing alone does not."""
+        if each.name in {x.name for x in parts}:
+            return False
+        of = partial(self._distances, [call], name=name, base=base)
+        if of(parts=(each,)) == of(parts=()):
+            return False
+        return of(parts=(*parts, each))[0] < of(parts=parts)[0] - LEAST_GAIN
+
+    def _first_left(
         self, parts: tuple[Alternative, ...], name: str, base: tuple[Alternative, ...]
-    ) -> Iterator[Known]:
-        """Yield the failing calls in which a tensor is far from what alternatives compute, the smallest first."""
+    ) -> Known | None:
+        """Return the smallest failing call in which a tensor is far from what alternatives compute, or None."""
         told = _of((*base, *parts), (name,))
-        return (call for call in self._failing((name,)) if call.missed(told, (name,)))
+        return next((call for call in self._failing((name,)) if call.missed(told, (name,))), None)
 
-    def _distance(
+    def _distances(
         self,
         calls: Sequence[Known],
         parts: tuple[Alternative, ...],
         name: str,
         base: tuple[Alternative, ...],
-    ) -> float:
-        """Return how far a tensor is from what alternatives compute: the sum over calls of the logarithm."""
+    ) -> list[float]:
+        """Return how far a tensor is from what alternatives compute in calls: logarithms, 0 where it is not far."""
         told = _of((*base, *parts), (name,))
-        return sum(math.log(max(1.0, call.distances(told, (name,))[name])) for call in calls)
+        return [math.log(max(1.0, call.distances(told, (name,))[name])) for call in calls]
 
     def _failing(self, names: Collection[str]) -> list[Known]:
         """Return the calls in which one of the tensors is wrong, the smallest first."""
@@ -402,8 +440,7 @@ class Search:
     ) -> set[str]:
         """Return which of the tensors the alternatives explain in all calls, if a wrong one is among them.
 
-        The failing calls come first. ``base`` has further alternatives that concern all of the tensors. What a single
-        one explains is a set of tensors that it may concern, as declared; together, they explain any.
+        The failing calls come first. ``base`` has further alternatives that concern all of the tensors.
         """
         left = {*names}
         failing = self._failing(names)
@@ -413,8 +450,6 @@ class Search:
             for call in (*failing, *others):
                 there = left & call.outputs.named().keys()
                 left -= refutes(call, _of((*base, *told), there), there) if there else set()
-                if len(told) == 1:
-                    left &= {*told[0].within(left)}
                 if left.isdisjoint(self.wrong):
                     return set()
             if self.is_late:
@@ -425,9 +460,8 @@ class Search:
 def candidates_of(call: Known, parts: tuple[Alternative, ...], name: str) -> Iterator[Alternative]:
     """Yield the alternatives that may explain a tensor of a call that has other alternatives, ``parts``, too."""
     p = call.trial.problem
-    given = given_of(p, call.outputs, call.trial.alignment)
     with suppress(LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
-        for view in views(given, _of(parts, (name,)), (name,)):
+        for view in views(call.given, _of(parts, (name,)), (name,)):
             changed, _ = as_changed(p, call.outputs, view.changed)
             e = view.rescaled(exact_of(call.trial, changed, view.scores))
             yield from candidates(view.changed, e, (name,))
@@ -466,16 +500,6 @@ def _best(
 ) -> tuple[Alternative, ...]:
     """Return what explains most of the tensors that are left, with as few alternatives as possible."""
     return max(explained, key=lambda x: (len(explained[x].intersection(left)), -len(x)), default=())
-
-
-def _tied(
-    explained: Mapping[tuple[Alternative, ...], set[str]], left: Collection[str]
-) -> list[tuple[Alternative, ...]]:
-    """Return the best that explains what is left of the tensors, and what explains as much, as it is declared."""
-    best = _best(explained, left)
-    covered = explained.get(best, set()).intersection(left)
-    others = (x for x in explained if x != best and len(x) == len(best) and covered <= explained[x])
-    return [best, *others] if covered else []
 
 
 def _in_order(names: Collection[str]) -> tuple[str, ...]:

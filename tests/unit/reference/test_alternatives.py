@@ -110,6 +110,15 @@ def test_words_and_records(kind: str) -> None:
         assert named(json.loads(json.dumps(told.record))).words == told.words
 
 
+def test_one_that_is_restricted_concerns_calls_of_a_kind() -> None:
+    given = [given_of(x.problem, x.gradients(), x.alignment) for x in map(trial_of, CASES[:2])]
+    (told,) = (x for x in next(told_by("no_delta")).restricted(given[0]) if "under" in x.words)
+    assert told.words == "delta is left out of dq and dk, only under the causal mask"
+    assert [told.concerns(g) for g in given] == [True, False]
+    assert named(json.loads(json.dumps(told.record))) == told
+    assert told.always == next(told_by("no_delta"))
+
+
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ValueError, match="alternative: got 'no_such_thing', expected one of "):
         named(["no_such_thing", ["out"], {}])

@@ -20,7 +20,7 @@ def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward:
     shift = 0 if "top_left" in bugs else k.shape[2] - q.shape[2]
     shift += "one_ahead" in bugs and backward
     seen = keys <= rows + shift if causal and "no_mask" not in bugs else torch.ones(len(rows), len(keys)) > 0
-    if "tail_of_keys" in bugs:
+    if "tail_of_keys" in bugs or ("causal_tail" in bugs and causal):
         seen = seen & (keys < len(keys) // TILE * TILE)
     return seen
 
@@ -107,6 +107,7 @@ INSTEAD: Mapping[str, tuple[str, ...]] = {
     "no_mask": ("the causal mask is left out",),
     "one_ahead": ("in the backward, each row sees +1 keys under the causal mask",),
     "tail_of_keys": ("keys past the last whole tile of 32 are dropped",),
+    "causal_tail": ("keys past the last whole tile of 32 are dropped, only under the causal mask",),
     "interleaved": ("grouped heads are read interleaved: query head h reads key head h mod heads_kv",),
     "default_scale": (
         "in the forward alone, the scale of the scores is the default 1 / sqrt(head_dim), whatever is given",
