@@ -88,6 +88,9 @@ def delta_times(value: float) -> Change:
         "the first row of its tile of 16",
         "the first row of its tile of 32",
         "the first row of its tile of 64",
+        "a last tile that is moved back to have 16",
+        "a last tile that is moved back to have 32",
+        "a last tile that is moved back to have 64",
     ),
 )
 def delta_of_another_row(which: str) -> Change:
@@ -96,7 +99,10 @@ def delta_of_another_row(which: str) -> Change:
     def change(delta: Tensor, g: Given) -> Tensor:
         rows = torch.arange(delta.shape[2], device=delta.device)
         tile = int(which.rpartition(" ")[2]) if which.endswith(("16", "32", "64")) else 0
-        if tile:
+        if which.startswith("a last tile"):
+            count = len(rows)
+            rows = rows - (rows >= count // tile * tile) * (-count % tile if count > tile else 0)
+        elif tile:
             rows = rows // tile * tile
         elif which == "the first row":
             rows = torch.zeros_like(rows)
@@ -172,7 +178,15 @@ def lse_too_small(value: float) -> Change:
     "P is computed again from an lse {which}, in {tensors}",
     scopes=(BACKWARD, DQ, DK_AND_DV),
     when=lambda g: has_gradients(g) and g.get("lse") is not None,
-    which=("in base 2 taken for a natural one", "of the first row", "of the row before", "of the first head"),
+    which=(
+        "in base 2 taken for a natural one",
+        "of the first row",
+        "of the row before",
+        "of the first head",
+        "of another place, as if there were as many queries as keys",
+        "of another place, as if the rows of a group were stored by row and head",
+        "without the sink",
+    ),
 )
 def other_lse(which: str) -> Change:
     """The lse that was kept is read in another unit or place."""
@@ -182,6 +196,16 @@ def other_lse(which: str) -> Change:
         rows = torch.arange(lse.shape[2], device=lse.device)
         if which.startswith("in base"):
             lse = lse * math.log2(math.e)
+        elif which.endswith("as keys"):
+            first = torch.arange(lse[..., 0].numel(), device=lse.device)[:, None] * g["k"].shape[2]
+            lse = lse.flatten()[(first + rows).clamp_max(lse.numel() - 1)].view(lse.shape)
+        elif which.endswith("row and head"):
+            group = lse.shape[1] // g["k"].shape[1]
+            of_group = lse.unflatten(1, (-1, group)).flatten(2).unflatten(2, (-1, group))
+            lse = of_group.transpose(2, 3).flatten(1, 2)
+        elif which == "without the sink":
+            if g["rule"].sinks is not None:
+                lse = lse + torch.log1p(-(g["rule"].sinks.double()[None, :, None] - lse).exp())
         elif which == "of the first head":
             lse = lse[:, :1].expand_as(lse)
         else:

@@ -169,9 +169,9 @@ class Alternative:
         return replace(self, tensors=tuple(x for x in EVERY if x in (*self.tensors, *tensors)))
 
     def within(self, tensors: Collection[str]) -> tuple[str, ...]:
-        """Return the largest set of tensors that it may concern and that has no others than these; () if none has."""
-        scopes = (x for x in KINDS[self.name].scopes if set(x) <= {*tensors})
-        return max(scopes, key=len, default=())
+        """Return those of these tensors that it may concern if it concerns no others than these."""
+        scopes = [x for x in KINDS[self.name].scopes if set(x) <= {*tensors}]
+        return tuple(name for name in EVERY if any(name in scope for scope in scopes))
 
     def concerns(self, g: Given) -> bool:
         """Whether it changes anything in a call."""

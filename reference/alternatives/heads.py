@@ -69,6 +69,40 @@ def first_sequence(what: str) -> Change:
     )
 
 
+@alternative(
+    "k and v of a sequence are looked for at its number times heads_q, not heads_kv",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: is_grouped(g) and len(g["q"]) > 1,
+)
+def sequences_by_query_heads() -> Change:
+    """A sequence has as many key heads as query heads, past the last of which the first one follows."""
+
+    def call(g: Given) -> Given:
+        batch, heads_kv = g["k"].shape[:2]
+        at = torch.arange(batch)[:, None] * g["q"].shape[1] + torch.arange(heads_kv)
+        at = at.flatten().to(g["k"].device) % (batch * heads_kv)
+        return {**g, **{name: g[name].flatten(0, 1)[at].view(g[name].shape) for name in ("k", "v")}}
+
+    return Change(call=call)
+
+
+@alternative(
+    "query heads of a group past {most} are computed with q of the last one before",
+    scopes=(OUT_AND_LSE,),
+    when=is_grouped,
+    most=(1, 2, 4, 8),
+)
+def later_heads_of_group(most: int) -> Change:
+    """There is no more room for heads of a group than that."""
+
+    def call(g: Given) -> Given:
+        heads = torch.arange(g["q"].shape[1], device=g["q"].device)
+        of_group = heads % (len(heads) // g["k"].shape[1])
+        return {**g, "q": g["q"][:, heads - of_group + of_group.clamp_max(most - 1)]}
+
+    return Change(call=call)
+
+
 def _with_heads(keeps: Callable[[int], Tensor], g: Given) -> Given:
     """Return the call with a dout of 0 for the query heads of each group that are not kept."""
     heads_kv = g["k"].shape[1]
@@ -111,6 +145,26 @@ def first_of_group(most: int) -> Change:
 def last_of_group_lost() -> Change:
     """A loop over the heads of a group ends one early."""
     return Change(call=lambda g: _with_heads(lambda group: torch.arange(group) < group - 1, g))
+
+
+def _kept_by_halves(group: int) -> Tensor:
+    kept = torch.zeros(group, dtype=torch.bool)
+    left = [[head] for head in range(group)]
+    while len(left) > 1:
+        half = len(left) // 2
+        left = [left[at] + left[half + at] for at in range(half)]
+    kept[left[0]] = True
+    return kept
+
+
+@alternative(
+    "the heads of a group are summed in {tensors} by halves, and what is left over of an odd number is lost",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=is_grouped,
+)
+def group_by_halves() -> Change:
+    """A sum in pairs expects a power of two."""
+    return Change(call=lambda g: _with_heads(_kept_by_halves, g))
 
 
 @alternative(

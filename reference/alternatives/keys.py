@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reference.alternatives.declaration import EVERY, OUT_AND_LSE, Change, Given, Moved, Scores, alternative
-from reference.alternatives.masks import TILES, diagonals_of
+from reference.alternatives.masks import TILES, diagonals_of, keys_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 """The numbers of keys that are tried as the most that a kernel reads."""
@@ -23,11 +23,6 @@ SENTINELS = (
     torch.finfo(torch.float32).min,
 )
 """The finite numbers that are tried for scores of hidden keys; a kernel that works in base 2 has them times ln 2."""
-
-
-def keys_of(g: Given) -> Tensor:
-    """Return the numbers of the keys, (seqlen_k,) int64."""
-    return torch.arange(g["k"].shape[2], device=g["k"].device)
 
 
 def with_keys(kept: Tensor, g: Given) -> Given:
@@ -120,6 +115,22 @@ def lone_key_dropped(tile: int) -> Change:
     def call(g: Given) -> Given:
         count = g["k"].shape[2]
         return with_keys(keys_of(g) < count - (count % tile == 1), g)
+
+    return Change(call=call)
+
+
+@alternative(
+    "keys are split evenly into parts of {tile} or fewer, and those left over are dropped",
+    when=_has_tail,
+    tile=TILES,
+)
+def rest_of_splits_dropped(tile: int) -> Change:
+    """The number of keys of a split is rounded down."""
+
+    def call(g: Given) -> Given:
+        count = g["k"].shape[2]
+        splits = -(-count // tile)
+        return with_keys(keys_of(g) < (count // splits * splits if splits else 0), g)
 
     return Change(call=call)
 

@@ -1,5 +1,7 @@
 """Masks: which keys a row sees, by the causal diagonal, a pattern of places, or a padding mask."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -21,6 +23,11 @@ def is_causal(g: Given) -> bool:
 def rows_of(g: Given) -> Tensor:
     """Return the numbers of the queries, (seqlen_q,) int64."""
     return torch.arange(g["q"].shape[2], device=g["q"].device)
+
+
+def keys_of(g: Given) -> Tensor:
+    """Return the numbers of the keys, (seqlen_k,) int64."""
+    return torch.arange(g["k"].shape[2], device=g["k"].device)
 
 
 def diagonals_of(g: Given) -> Tensor:
@@ -137,6 +144,81 @@ def ends_with_tile(tile: int) -> Change:
     return Change(call=call)
 
 
+def remasked(seen_by: Callable[[Given, Tensor], Tensor]) -> Change:
+    """Return the change of a causal mask to what a function of a call and its diagonals (1, seqlen_q, 1) says.
+
+    The function returns bool, (1 or group, seqlen_q, seqlen_k), of the query heads of each group.
+    """
+
+    def scores(g: Given) -> Scores:
+        heads_kv, count = g["k"].shape[1:3]
+        group = g["q"].shape[1] // heads_kv
+        mask = seen_by(g, diagonals_of(g)[None, :, None]).expand(group, -1, count).flatten(0, 1)
+        if g["key_padding_mask"] is not None:
+            mask = mask & g["key_padding_mask"][:, None, None]
+
+        def rescored(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            plain = (fold(g["q"], heads_kv).double() @ g["k"].double().mT) * g["sm_scale"]
+            return plain.masked_fill(~mask, -math.inf), mask if mask.ndim == 4 else mask[None, None]
+
+        return rescored
+
+    return Change(scores=scores)
+
+
+def is_plainly_causal(g: Given) -> bool:
+    """Whether nothing but a causal mask and padding says what rows see, and how."""
+    return is_causal(g) and not g["pattern"] and not g["rule"]
+
+
+@alternative(
+    "under the causal mask, a row of a group, folded by row and head, is taken for its remainder by seqlen_q",
+    when=lambda g: is_plainly_causal(g) and g["q"].shape[1] > g["k"].shape[1],
+)
+def row_by_remainder() -> Change:
+    """Rows are unfolded as if heads came first."""
+
+    def seen(g: Given, diagonals: Tensor) -> Tensor:
+        group, rows = g["q"].shape[1] // g["k"].shape[1], rows_of(g)
+        folded = rows * group + torch.arange(group, device=rows.device)[:, None]
+        return keys_of(g) <= (diagonals[0, :, 0][folded % max(1, len(rows))])[..., None]
+
+    return remasked(seen)
+
+
+@alternative(
+    "under the causal mask, the number of a key is that within its split of {tile}",
+    when=is_plainly_causal,
+    tile=TILES,
+)
+def key_within_split(tile: int) -> Change:
+    """The start of a split is not added."""
+    return remasked(lambda g, diagonals: keys_of(g) % tile <= diagonals)
+
+
+@alternative(
+    "tiles of {tile} keys are masked causally only {which}",
+    when=is_plainly_causal,
+    tile=TILES,
+    which=(
+        "where they would reach the diagonal of as many queries as keys",
+        "past those that the first row of a tile of as many rows sees, rounded up",
+    ),
+)
+def tiles_unmasked(tile: int, which: str) -> Change:
+    """The number of tiles that need no mask is wrong."""
+
+    def seen(g: Given, diagonals: Tensor) -> Tensor:
+        first, keys = (rows_of(g) // tile * tile)[:, None], keys_of(g)
+        if which.endswith("rounded up"):
+            bare = keys // tile < -(-(diagonals_of(g)[first[:, 0]][:, None] + 1) // tile)
+        else:
+            bare = keys // tile * tile + tile <= first
+        return bare | (keys <= diagonals)
+
+    return remasked(seen)
+
+
 @alternative("the last key is seen by every row under the causal mask", when=is_causal)
 def last_key_seen() -> Change:
     """The mask is not applied to the last key."""
@@ -203,6 +285,35 @@ def field_ignored(field: str) -> Change:
 def no_padding_mask() -> Change:
     """Padded keys count like others."""
     return Change(call=lambda g: {**g, "key_padding_mask": None})
+
+
+@alternative(
+    "{what}",
+    when=lambda g: g["rule"].bias is not None or g["rule"].sinks is not None,
+    what=(
+        "the bias of the first sequence is used for all",
+        "the bias of a query head is read at its key head",
+        "the bias is multiplied by sm_scale",
+        "the sink of a query head is read at its key head",
+    ),
+)
+def rule_read(what: str) -> Change:
+    """A bias or a sink is looked for at another place, or added too early."""
+
+    def call(g: Given) -> Given:
+        bias, sinks, heads = g["rule"].bias, g["rule"].sinks, g["q"].shape[1]
+        at = torch.arange(heads, device=g["q"].device) // (heads // g["k"].shape[1])
+        if "sink" in what:
+            return {**g, "rule": replace(g["rule"], sinks=None if sinks is None else sinks[at])}
+        if bias is not None and "first" in what:
+            bias = bias[:1]
+        elif bias is not None and "head" in what:
+            bias = bias[:, at] if bias.shape[1] > 1 else bias
+        elif bias is not None:
+            bias = bias.double() * g["sm_scale"]
+        return {**g, "rule": replace(g["rule"], bias=bias)}
+
+    return Change(call=call)
 
 
 @alternative(

@@ -4,7 +4,8 @@ import math
 
 from torch import Tensor
 
-from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE, Change, Given, alternative
+from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE, Change, Given, Moved, alternative
+from reference.bounds import Exact
 
 READ = ("q", "k", "v", "dout")
 
@@ -51,3 +52,43 @@ def by_strides_of(tensor: str, other: str) -> Change:
         return {**g, tensor: by_strides(g[tensor], g[other].stride())}
 
     return Change(call=call)
+
+
+@alternative(
+    "{tensor} is read from the start of its storage: its offset is ignored",
+    scopes=(EVERY, OUT_AND_LSE, BACKWARD),
+    tensor=READ,
+)
+def offset_ignored(tensor: str) -> Change:
+    """The pointer is that of the storage."""
+    return Change(call=lambda g: {**g, tensor: g[tensor].as_strided(g[tensor].shape, g[tensor].stride(), 0)})
+
+
+@alternative(
+    "{tensors} is stored by the strides of {other}",
+    scopes=(("out",), *((name,) for name in BACKWARD)),
+    other=(*READ, "out", *BACKWARD),
+)
+def stored_by_strides_of(other: str) -> Change:
+    """One tensor's strides are passed for another's; what is not stored is 0."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        def of(name: str) -> Moved:
+            def move(x: Tensor) -> Tensor:
+                strides, own = g[other].stride(), g[name].stride()
+                if g[other].shape != x.shape or min(strides) <= 0:
+                    return x
+                memory = x.new_zeros(max(by(x.shape, strides), by(x.shape, own)))
+                memory.as_strided(x.shape, strides).copy_(x)
+                return memory.as_strided(x.shape, own)
+
+            return lambda value, bound: (move(value), move(bound))
+
+        return {name: of(name) for name in ("out", *BACKWARD) if g.get(name) is not None and other in g}
+
+    return Change(results=results)
+
+
+def by(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return how many elements of memory a tensor with these strides reaches over."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

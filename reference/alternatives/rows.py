@@ -146,6 +146,44 @@ def last_rows_alone(tile: int) -> Change:
     return Change(call=lambda g: without_rows(rows_of(g) < (g["q"].shape[2] - 1) // tile * tile, g))
 
 
+def _past_tiles(tile: int, g: Given) -> Tensor:
+    """Return which rows, folded by row and head, lie past the tiles that seqlen_q alone fills: (heads_q, seqlen_q)."""
+    heads, rows = g["q"].shape[1:3]
+    group = heads // g["k"].shape[1]
+    of_group = torch.arange(heads, device=g["q"].device)[:, None] % group
+    return rows_of(g) * group + of_group >= -(-rows // tile) * tile
+
+
+@alternative(
+    "rows of a group, folded by row and head, past the tiles of {tile} that seqlen_q fills are lost in {tensors}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    tile=TILES,
+)
+def folded_rows_lost(tile: int) -> Change:
+    """The number of tiles follows from the queries of one head."""
+    return Change(call=lambda g: {**g, "dout": g["dout"].masked_fill(_past_tiles(tile, g)[..., None], 0.0)})
+
+
+@alternative(
+    "rows of a group, folded by row and head, past the tiles of {tile} that seqlen_q fills are not computed",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    tile=TILES,
+)
+def folded_rows_not_computed(tile: int) -> Change:
+    """The number of tiles follows from the queries of one head; out is 0 and lse -inf there."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        lost = _past_tiles(tile, g)
+        return {
+            "out": lambda x, bound: (x.masked_fill(lost[..., None], 0.0), bound),
+            "lse": lambda x, bound: (x.masked_fill(lost, -math.inf), bound),
+        }
+
+    return Change(results=results)
+
+
 def taken(
     to: Callable[[int], int], source: Callable[[int], int]
 ) -> Callable[[Exact, Given], dict[str, Moved]]:
@@ -236,16 +274,18 @@ def empty_lse(value: float) -> Change:
 
 
 @alternative(
-    "rows of {tensors} past the last whole tile of {tile} are 0",
+    "rows of {tensors} past the last whole tile of {tile} are 0{unless}",
     scopes=(("out",), ("dq",), ("dk",), ("dv",), DK_AND_DV),
     tile=TILES,
+    unless=("", ", unless there is no other tile"),
 )
-def tail_not_written(tile: int) -> Change:
+def tail_not_written(tile: int, unless: str) -> Change:
     """What is past the last whole tile is not written, in memory that is full of zeros."""
 
     def move(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
         value = value.clone()
-        value[:, :, value.shape[2] // tile * tile :] = 0.0
+        whole = value.shape[2] // tile * tile
+        value[:, :, whole if whole or not unless else value.shape[2] :] = 0.0
         return value, bound
 
     return Change(results=lambda e, g: dict.fromkeys(("out", *BACKWARD), move))

@@ -6,10 +6,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from reference.alternatives.declaration import BACKWARD, DQ, EVERY, OUT_AND_LSE, Change, Given, alternative
+from reference.alternatives.declaration import (
+    BACKWARD,
+    DQ,
+    EVERY,
+    OUT_AND_LSE,
+    Change,
+    Given,
+    Moved,
+    alternative,
+)
 from reference.alternatives.masks import TILES
 from reference.bounds import Exact
-from reference.heads import fold
+from reference.heads import fold, unfold
 
 LEAST = 2.0**-12
 """The least distance of a fitted factor from 1, and the least fitted shift.
@@ -202,7 +211,7 @@ def lse_shifted(value: float) -> Change:
 def lse_in_part(which: str) -> Change:
     """A part of m + log l is left out."""
 
-    def results(e: Exact, g: Given) -> dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
         top = e.row_max.reshape(len(e.q), e.q.shape[1] * e.group, -1)
 
         def move(lse: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,3 +225,35 @@ def lse_in_part(which: str) -> Change:
         return {"lse": move}
 
     return Change(results=results)
+
+
+@alternative(
+    "lse is that of the split of {tile} keys with the largest one",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None and g["k"].shape[2] > TILES[0] and not g["rule"],
+    tile=TILES,
+)
+def lse_of_largest_split(tile: int) -> Change:
+    """Splits are merged by a maximum."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        of_splits = [part.logsumexp(-1) for part in e.scores.split(tile, -1)]
+        top = unfold(torch.stack(of_splits).amax(0), e.q.shape[1] * e.group)
+        return {"lse": lambda lse, bound: (top, bound)}
+
+    return Change(results=results)
+
+
+@alternative(
+    "lse is stored in rows that are filled up with zeros to a multiple of {tile}, and read as if they were not",
+    scopes=(("lse",),),
+    when=lambda g: g.get("lse") is not None,
+    tile=(8, *TILES),
+)
+def lse_padded(tile: int) -> Change:
+    """The memory of lse has room for whole tiles."""
+
+    def move(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, -x.shape[-1] % tile)).flatten()[: x.numel()].view(x.shape)
+
+    return Change(results=lambda e, g: {"lse": lambda lse, bound: (move(lse), move(bound))})

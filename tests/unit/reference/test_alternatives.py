@@ -34,6 +34,7 @@ OTHER_CALLS = {
     "field_ignored": "a window and a prefix",
     "no_padding_mask": "a padding mask",
     "rule_ignored": "a bias or sinks",
+    "rule_read": "a bias or sinks",
     "clamped": "large scores",
     "nan_score": "NaN in q or k",
     "nan_is_0": "NaN in an input",
