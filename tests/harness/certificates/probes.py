@@ -63,7 +63,7 @@ def _of_lengths(
     for number, (seqlen_q, seqlen_k) in enumerate(lengths):
         for causal in (case.causal,) if "causal" in needs else (True, False):
             varied: dict[str, Any] = {
-                "batch": 1 + number % 2,
+                "batch": 1 + number // 2 % 3,
                 "heads_kv": 2,
                 "group": 1 + number % 3,
                 "sm_scale": SCALES[number % len(SCALES)],

@@ -58,9 +58,13 @@ def values(g: Given, e: Exact, names: Collection[str] = EVERY) -> dict[str, tupl
         whole, of_delta = gradients(g, e)
         for name, x in whole.items():
             lost = of_delta.get(name, torch.zeros_like(x))
-            found[name], sizes[name] = x - lost, float(x.norm() + lost.norm())
+            found[name], sizes[name] = x - lost, _norm(x) + _norm(lost)
         found["dq"] = unfold(found["dq"], heads)
     return {name: (x, sizes[name]) for name, x in found.items()}
+
+
+def _norm(x: Tensor) -> float:
+    return float(x[x.isfinite()].norm())
 
 
 @dataclass(frozen=True)
@@ -253,17 +257,27 @@ class Search:
         found = Certificate()
         self._explain(found, [x for x in OUT_AND_LSE if x in self.wrong], ())
         wrong = [x for x in BACKWARD if x in self.wrong]
-        before = Certificate([*found.alternatives], {**found.tied}, {*found.unexplained})
         of_forward = tuple(replace(each, tensors=EVERY) for each in found.alternatives)
         if wrong and of_forward and not self._apart(wrong, of_forward):
             for each in of_forward:
                 found.add(each, wrong)
         elif wrong and not (len(wrong) < len(self.wrong) and self._follow(wrong)):
-            self._explain(found, wrong, ())
-            if found.unexplained.intersection(wrong) and of_forward:
-                self._explain(before, wrong, of_forward)
-                return min(before, found, key=lambda x: len(x.unexplained))
+            return self._of_gradients(found, wrong, of_forward)
         return found
+
+    def _of_gradients(
+        self, found: Certificate, wrong: Sequence[str], of_forward: tuple[Alternative, ...]
+    ) -> Certificate:
+        """Return a certificate with what explains gradients. Sets that are grown are tried last: they take longest."""
+        tried = list[Certificate]()
+        for is_grown in (False, True):
+            for base in dict.fromkeys(((), of_forward)):
+                other = Certificate([*found.alternatives], {**found.tied}, {*found.unexplained})
+                self._explain(other, wrong, base, is_grown=is_grown)
+                tried.append(other)
+                if other.unexplained.isdisjoint(wrong):
+                    return other
+        return min(tried, key=lambda x: len(x.unexplained))
 
     def _apart(self, names: Sequence[str], told: tuple[Alternative, ...]) -> set[str]:
         """Return which gradients are not explained by what explains out and lse."""
@@ -274,10 +288,20 @@ class Search:
         """Whether gradients are right for the right out and lse, which the kernel does not return."""
         return all(call.follow(names) for call in self._failing(names))
 
-    def _explain(self, found: Certificate, names: Sequence[str], base: tuple[Alternative, ...]) -> None:
-        """Add to a certificate what explains these tensors, beside what is known to concern them: ``base``."""
+    def _explain(
+        self,
+        found: Certificate,
+        names: Sequence[str],
+        base: tuple[Alternative, ...],
+        *,
+        is_grown: bool = True,
+    ) -> None:
+        """Add to a certificate what explains these tensors, beside what is known to concern them: ``base``.
+
+        With ``is_grown``, several alternatives may explain a tensor together.
+        """
         explained: dict[tuple[Alternative, ...], set[str]] = {}
-        for told, tensors in self._solutions(names, base):
+        for told, tensors in self._solutions(names, base, is_grown=is_grown):
             explained.setdefault(told, set()).update(tensors)
         left = {*names}
         while left:
@@ -335,9 +359,9 @@ class Search:
         return [best, *(x for x in explained if x != best and len(x) == len(best) and wrong <= explained[x])]
 
     def _solutions(
-        self, names: Sequence[str], base: tuple[Alternative, ...]
+        self, names: Sequence[str], base: tuple[Alternative, ...], *, is_grown: bool
     ) -> Iterator[tuple[tuple[Alternative, ...], set[str]]]:
-        """Yield what explains some of the tensors, with these; several together where no single one does.
+        """Yield what explains some of the tensors, with these; if ``is_grown``, several where no single one does.
 
         What a single one explains is a set of tensors that it may concern, as declared; a set of them explains any.
         """
@@ -345,12 +369,14 @@ class Search:
         for told in self._candidates(names):
             if self.is_late:
                 return
-            if holding := {*told.within(self._held((told,), told.tensors, base))}:
+            if holding := {*told.within(self._held((told,), names, base, told.tensors))}:
                 left -= holding
                 yield (told,), holding
-        for name in _in_order(left):
-            for parts in self._grown(name, base) if name in left else ():
-                if holding := self._held(parts, {x for each in parts for x in each.tensors}, base):
+        for number, name in enumerate(_in_order(left) if is_grown else ()):
+            now = time.process_time()
+            until = now + (self.deadline - now) / (len(BACKWARD) - number)
+            for parts in self._grown(name, base, until) if name in left else ():
+                if holding := self._held(parts, names, base, {x for each in parts for x in each.tensors}):
                     left -= holding
                     yield parts, holding
 
@@ -363,8 +389,8 @@ class Search:
                     seen.add(told)
                     yield told
 
-    def _grown(self, name: str, base: tuple[Alternative, ...]) -> list[tuple[Alternative, ...]]:
-        """Return sets of alternatives that explain a tensor, though none does alone in all calls.
+    def _grown(self, name: str, base: tuple[Alternative, ...], until: float) -> list[tuple[Alternative, ...]]:
+        """Return sets of alternatives that explain a tensor, though none does alone in all calls; none after ``until``.
 
         Sets of them are grown by one at a time that brings the tensor nearer to what they compute in the smallest call
         that they do not explain yet. Each may be restricted to calls of a kind.
@@ -378,7 +404,7 @@ class Search:
                 if call is None:
                     continue
                 for each in candidates_of(call, (*base, *parts), name):
-                    if self.is_late:
+                    if time.process_time() > until:
                         return []
                     if self._helps(call, parts, each, name, base):
                         nearest = self._distances(calls[:SAMPLE], (*parts, each), name, base)
@@ -405,7 +431,7 @@ class Search:
         base: tuple[Alternative, ...],
     ) -> bool:
         """Whether a further alternative brings a tensor nearer in a call. One that changes nothing alone does not."""
-        if each.name in {x.name for x in parts}:
+        if each in {x.always for x in parts}:
             return False
         of = partial(self._distances, [call], name=name, base=base)
         if of(parts=(each,)) == of(parts=()):
@@ -436,13 +462,18 @@ class Search:
         return sorted(failing, key=lambda call: call.trial.problem.scores)
 
     def _held(
-        self, told: tuple[Alternative, ...], names: Collection[str], base: tuple[Alternative, ...]
+        self,
+        told: tuple[Alternative, ...],
+        names: Collection[str],
+        base: tuple[Alternative, ...],
+        beside: Collection[str] = (),
     ) -> set[str]:
-        """Return which of the tensors the alternatives explain in all calls, if a wrong one is among them.
+        """Return which of the tensors, and of further ones ``beside`` them, the alternatives explain in all calls.
 
-        The failing calls come first. ``base`` has further alternatives that concern all of the tensors.
+        None are returned if none of ``names`` is explained. The failing calls come first. ``base`` has further
+        alternatives that concern all of the tensors.
         """
-        left = {*names}
+        left = {*names, *beside}
         failing = self._failing(names)
         others = [call for call in self.calls if call not in failing]
         steps = Known.missed, partial(Known.unexplained, surely=False), Known.unexplained
@@ -450,7 +481,7 @@ class Search:
             for call in (*failing, *others):
                 there = left & call.outputs.named().keys()
                 left -= refutes(call, _of((*base, *told), there), there) if there else set()
-                if left.isdisjoint(self.wrong):
+                if left.isdisjoint(names):
                     return set()
             if self.is_late:
                 return set()
