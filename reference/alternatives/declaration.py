@@ -168,9 +168,9 @@ class Alternative:
         """Return the alternative that concerns further tensors."""
         return replace(self, tensors=tuple(x for x in EVERY if x in (*self.tensors, *tensors)))
 
-    def within(self, tensors: Collection[str]) -> tuple[str, ...]:
-        """Return those of these tensors that it may concern if it concerns no others than these."""
-        scopes = [x for x in KINDS[self.name].scopes if set(x) <= {*tensors}]
+    def within(self, tensors: Collection[str], wrong: Collection[str]) -> tuple[str, ...]:
+        """Return those of these tensors that it may concern, by sets without others that have a ``wrong`` one each."""
+        scopes = [x for x in KINDS[self.name].scopes if {*x} <= {*tensors} and not {*x}.isdisjoint(wrong)]
         return tuple(name for name in EVERY if any(name in scope for scope in scopes))
 
     def concerns(self, g: Given) -> bool:

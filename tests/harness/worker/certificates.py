@@ -369,7 +369,7 @@ class Search:
         for told in self._candidates(names):
             if self.is_late:
                 return
-            if holding := {*told.within(self._held((told,), names, base, told.tensors))}:
+            if holding := {*told.within(self._held((told,), names, base, told.tensors), names)}:
                 left -= holding
                 yield (told,), holding
         for number, name in enumerate(_in_order(left) if is_grown else ()):

@@ -111,6 +111,13 @@ def test_words_and_records(kind: str) -> None:
         assert named(json.loads(json.dumps(told.record))).words == told.words
 
 
+def test_it_may_concern_sets_of_tensors_of_which_one_is_wrong() -> None:
+    stored, masked = next(told_by("stored_by_strides_of")), next(told_by("no_mask"))
+    assert stored.within(("dk", "dv"), ("dv",)) == ("dv",)
+    assert masked.within(("out", "lse", "dv"), ("out",)) == OUT_AND_LSE
+    assert masked.within(("out", "dv"), ("out",)) == ()
+
+
 def test_one_that_is_restricted_concerns_calls_of_a_kind() -> None:
     given = [given_of(x.problem, x.gradients(), x.alignment) for x in map(trial_of, CASES[:2])]
     (told,) = (x for x in next(told_by("no_delta")).restricted(given[0]) if "under" in x.words)
