@@ -416,9 +416,11 @@ class Search:
                 for told in (each, *each.restricted(call.given)) if call else ():
                     merit = sum(self._distances(calls, (*parts, told), name, base))
                     found.setdefault(frozenset((*parts, told)), (merit, (*parts, told)))
+                    if merit == 0.0 and told == each:
+                        break  # a restriction would change none of the calls
             best = sorted(found.values(), key=lambda x: x[0])
             sets = [x for _, x in best[:WIDTH]]
-            if held := [x for merit, x in best if merit == 0.0 and self._held(x, (name,), base)]:
+            if held := [x for merit, x in best[:WIDTH] if merit == 0.0 and self._held(x, (name,), base)]:
                 return held
         return []
 
