@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from strategies.case import Case
+from strategies.features import NAN, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
@@ -74,11 +75,13 @@ def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -
     """Return what is left of a failure once it is judged against what certified bugs have the kernel compute.
 
     That is a failure of fewer tensors, or of few of the elements that were wrong, and says so (``alternatives``). The
-    failure is returned as it is if the certificates explain no part of it. Raises OutOfTime.
+    failure is returned as it is if the certificates explain no part of it, and in a case with NaN or infinity in an
+    input, since a certificate is of finite numbers. Raises OutOfTime.
     """
     alternatives = tuple(x for bug in known if bug.is_certified for x in bug.failure.finding.alternatives)
     whole = broken.finding
-    if not alternatives or whole.kind not in NUMBERS or not law_named(broken.law).is_basic:
+    is_asked = whole.kind in NUMBERS and law_named(broken.law).is_basic and not value_of(broken.case, NAN)
+    if not alternatives or not is_asked:
         return broken
     with runs.assuming(alternatives):
         rest = runs.judged_raw(broken.law, broken.case, broken.ignored)
