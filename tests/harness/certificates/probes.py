@@ -1,5 +1,6 @@
 """The calls that a certificate is asked of: lengths about the ends of tiles, with ordinary numbers."""
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,10 @@ OTHER_LENGTHS = ((48, 80), (2, 150), (150, 31), (257, 258), (5, 16), (96, 160), 
 """Queries and keys of the further calls."""
 SCALES = (None, 0.3, None, -0.125)
 """The scales of the calls, in turns: the default one, and others."""
+OF_SIGN = (0.3, 0.7, 0.125, 1.5)
+"""Sizes of the scales where the bug needs a scale: they have the sign of the failing case's."""
 LAID_OUT = ("contiguous", "bnhd", "bnhd")
-"""The layouts of the further calls."""
+"""The layouts of calls with tensors in unlike layouts."""
 SMALL = 2**17
 """The most scores of a call."""
 
@@ -35,9 +38,12 @@ def probes(case: Case, capabilities: Capabilities, needs: Collection[str]) -> It
     """Yield claimed cases that show what a kernel does where a failing case has what its bug ``needs``.
 
     They have the dtype, the layouts and the options of the failing case. With what is no need they have several values:
-    batch, heads, groups and the causal mask.
+    batch, heads, groups and the causal mask. Of a scale that is needed only the sign is, so that no change of the scale
+    passes for another. If the failing case has a tensor that is not contiguous, half of the calls have each tensor in
+    another layout.
     """
-    yield from _of_lengths(LENGTHS, case, capabilities, needs)
+    for number, probe in enumerate(_of_lengths(LENGTHS, case, capabilities, needs)):
+        yield (_laid_out(probe, number, capabilities) if number // 2 % 2 else None) or probe
 
 
 def further(case: Case, capabilities: Capabilities, needs: Collection[str]) -> Iterator[Case]:
@@ -45,15 +51,20 @@ def further(case: Case, capabilities: Capabilities, needs: Collection[str]) -> I
 
     If the failing case has a tensor that is not contiguous, the layouts of all tensors differ.
     """
-    layouts = {getattr(case, name) for name in LAYOUT_FIELDS}
     for number, probe in enumerate(_of_lengths(OTHER_LENGTHS, case, capabilities, needs)):
         yield probe
-        if layouts != {"contiguous"}:
-            mixed: dict[str, Any] = {
-                name: LAID_OUT[(number + at) % len(LAID_OUT)] for at, name in enumerate(LAYOUT_FIELDS)
-            }
-            if capabilities.admits(other := replace(probe, **mixed)):
-                yield other
+        if other := _laid_out(probe, number, capabilities):
+            yield other
+
+
+def _laid_out(case: Case, number: int, capabilities: Capabilities) -> Case | None:
+    """Return a case with its tensors in unlike layouts; None if all are contiguous, or if that is not claimed."""
+    if {getattr(case, name) for name in LAYOUT_FIELDS} == {"contiguous"}:
+        return None
+    mixed: dict[str, Any] = {
+        name: LAID_OUT[(number + at) % len(LAID_OUT)] for at, name in enumerate(LAYOUT_FIELDS)
+    }
+    return other if capabilities.admits(other := replace(case, **mixed)) else None
 
 
 def _of_lengths(
@@ -72,6 +83,8 @@ def _of_lengths(
                 "seqlen_k": seqlen_k,
             }
             kept = {name: value for name, value in varied.items() if name not in needs}
+            if "sm_scale" in needs and case.sm_scale:
+                kept["sm_scale"] = math.copysign(OF_SIGN[number % len(OF_SIGN)], case.sm_scale)
             probe = replace(dense, seed=dense.seed + seqlen_q, **kept)
             if probe.scores <= SMALL and capabilities.admits(probe):
                 yield probe

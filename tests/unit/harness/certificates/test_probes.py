@@ -51,3 +51,19 @@ def test_further_calls_are_others_of_the_same_kind() -> None:
 def test_further_calls_mix_layouts_if_the_failing_case_has_several() -> None:
     more = further(replace(FAILING, v_layout="bnhd"), CLAIMS, ())
     assert len({(case.q_layout, case.k_layout, case.v_layout) for case in more}) > 3
+
+
+def test_half_of_the_calls_mix_layouts_if_the_failing_case_has_several() -> None:
+    asked = [*probes(replace(FAILING, v_layout="gap"), CLAIMS, ())]
+    own = [case for case in asked if case.v_layout == "gap"]
+    assert 0.3 < len(own) / len(asked) < 0.7
+    mixed = [case for case in asked if case not in own]
+    assert len({(case.q_layout, case.k_layout, case.v_layout) for case in mixed}) >= 3
+    assert {case.causal for case in mixed} == {True, False}
+
+
+def test_of_a_scale_that_is_needed_only_the_sign_stays() -> None:
+    asked = [*probes(replace(FAILING, sm_scale=-1.0), CLAIMS, {"sm_scale"})]
+    assert len({case.sm_scale for case in asked}) > 2
+    assert all(case.sm_scale is not None and case.sm_scale < 0 for case in asked)
+    assert {case.sm_scale for case in probes(replace(FAILING, sm_scale=0.0), CLAIMS, {"sm_scale"})} == {0.0}
