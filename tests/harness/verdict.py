@@ -213,6 +213,12 @@ class Finding:
         return self.signature == other.signature and not apart
 
     @property
+    def has_fitted_numbers(self) -> bool:
+        """Whether an alternative has a number that is fitted to calls: it is known as far as their bounds allow."""
+        values = (x for _, _, told in map(json.loads, self.alternatives) for x in told.values())
+        return any(isinstance(x, float) for x in values)
+
+    @property
     def instead(self) -> set[tuple[Any, ...]]:
         """Return each alternative with each tensor that it concerns, to be compared with those of other findings.
 

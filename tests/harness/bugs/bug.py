@@ -321,6 +321,11 @@ class Bug:
         """Whether it is certified of all calls what the kernel computes because of it."""
         return bool(self.failure.finding.alternatives) and not self.failure.finding.of_some
 
+    @property
+    def is_certified_exactly(self) -> bool:
+        """Whether it is certified of all calls, so that others can be judged against what the kernel computes."""
+        return self.is_certified and not self.failure.finding.has_fitted_numbers
+
     def is_beside(self, other: "Bug") -> bool:
         """Whether it was judged against what the kernel computes because of ``other``, so that it is wrong besides."""
         certificate = {*other.failure.finding.alternatives}

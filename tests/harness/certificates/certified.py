@@ -10,10 +10,11 @@ from strategies.features import NAN, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.restatement import restate_by_basic_law
 from tests.harness.certificates.probes import further, probes
 from tests.harness.law import law_named
 from tests.harness.running.child import ChildDied, DeviceLost
-from tests.harness.running.runs import Runs
+from tests.harness.running.runs import Runs, Try
 from tests.harness.symptoms import wrong_tensors
 from tests.harness.verdict import NUMBERS
 
@@ -78,7 +79,8 @@ def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -
     failure is returned as it is if the certificates explain no part of it, and in a case with NaN or infinity in an
     input, since a certificate is of finite numbers. Raises OutOfTime.
     """
-    alternatives = tuple(x for bug in known if bug.is_certified for x in bug.failure.finding.alternatives)
+    exact = [bug for bug in known if bug.is_certified_exactly]
+    alternatives = tuple(x for bug in exact for x in bug.failure.finding.alternatives)
     whole = broken.finding
     is_asked = whole.kind in NUMBERS and law_named(broken.law).is_basic and not value_of(broken.case, NAN)
     if not alternatives or not is_asked:
@@ -91,6 +93,21 @@ def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -
     if of_fewer or (rest.tensor == whole.tensor and rest.wrong * FEW <= whole.wrong):
         return replace(broken, finding=rest, alternatives=alternatives)
     return broken
+
+
+def explains(known: Bug, bug: Bug, run: Try, runs: Runs) -> bool:
+    """Whether the smallest case of a bug holds, judged against what the kernel computes because of a known one.
+
+    If its law compares calls, one that is wrong by itself is judged. Raises OutOfTime.
+    """
+    f = bug.failure
+    if not known.failure.finding.alternatives or bug.is_beside(known):
+        return False
+    finding = run(f.law, f.case, f.ignored)
+    if finding is None:
+        return False
+    broken = FailingExample(f.law, f.case, finding, f.ignored)
+    return bool(explained_by(restate_by_basic_law(broken, run, runs.claims_of(f.law)), [known], runs))
 
 
 def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> list[Bug]:

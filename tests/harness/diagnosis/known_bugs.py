@@ -178,7 +178,8 @@ class KnownBugs:
 
     def _hiding(self, law: str) -> list[Bug]:
         """Return the bugs that may hide others in a law: a basic one is judged against what a certified bug gives."""
-        return [bug for bug in self.bugs.values() if not (bug.is_certified and law_named(law).is_basic)]
+        is_basic = law_named(law).is_basic
+        return [bug for bug in self.bugs.values() if not (bug.is_certified_exactly and is_basic)]
 
     def _is_closed(self, bug: Bug) -> bool:
         """Whether a bug's trigger is avoided.

@@ -319,7 +319,7 @@ class Triage:
             if not certified and may_be_kept and self.known.blame_keeping(told):
                 return None
             told = told if certified else beside_certified(told, known, self.runs)
-            others = [bug for bug in known if not (told.alternatives and bug.is_certified)]
+            others = [bug for bug in known if not (told.alternatives and bug.is_certified_exactly)]
             with self.runs.assuming(told.alternatives):
                 explained = explain_by_known_bugs(told, others, run, capabilities) if not certified else None
             outcome = explained or Outcome(None, certified)

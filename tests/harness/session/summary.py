@@ -16,6 +16,7 @@ from hypothesis import settings
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Occurrences
 from tests.harness.bugs.duplicates import are_one_read, is_duplicate, is_same
+from tests.harness.certificates.certified import explains
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
 from tests.harness.report.changes import read_night
@@ -190,14 +191,16 @@ class Summary:
             with suppress(BudgetSpent):
                 spend()
                 with of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):
+                    both = ((known, bug), (bug, known))
                     return (
-                        is_same(known, bug, run, capabilities, beside)
+                        any(explains(one, other, run, of_kernel) for one, other in both)
+                        or is_same(known, bug, run, capabilities, beside)
                         or are_one_read(known, bug, run, capabilities)
                         or any(
                             is_duplicate(
                                 one, other, seen.get(one.key, Occurrences()), run, capabilities, beside
                             )
-                            for one, other in ((known, bug), (bug, known))
+                            for one, other in both
                         )
                     )
             return known.is_like(bug)

@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tests.harness.session": (
         *BELOW_REPORT,
         "tests.harness.report",
+        "tests.harness.certificates",
         "tests.harness.diagnosis",
         "tests.harness.device",
         "kernels",

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.certificates.certified import beside_certified, explained_by
+from tests.harness.certificates.certified import beside_certified, explained_by, explains
 from tests.harness.verdict import Finding
+from tests.unit.support.stubs import runs_of
 
 
 def bug(*records: tuple[str, list[str], dict[str, Any]]) -> Bug:
@@ -111,3 +113,23 @@ def test_what_is_wrong_beside_a_certified_bug_is_no_duplicate_of_it() -> None:
     assert beside.is_beside(certified)
     assert not certified.is_kin(beside)
     assert not certified.is_like(beside)
+
+
+def test_other_calls_are_not_judged_against_a_number_that_is_fitted_to_some() -> None:
+    fitted = bug(("delta_times", ["dq"], {"value": 1.01}))
+    assert fitted.is_certified
+    assert not fitted.is_certified_exactly
+    assert bug(("lone_row_lost", ["dk"], {"tile": 64})).is_certified_exactly
+    broken = FailingExample("backward", Case(), replace(fitted.failure.finding, wrong=100))
+    assert beside_certified(broken, [fitted], Answers()) is broken  # type: ignore[arg-type]
+
+
+def test_a_smallest_case_that_a_certificate_explains_is_that_bug() -> None:
+    certified, other = bug(("no_delta", ["dq"], {})), bug()
+    runs: Any = runs_of(Capabilities())
+    runs.holds_as = Answers(("no_delta",)).holds_as
+    assert explains(certified, other, lambda *_: other.failure.finding, runs)
+    assert not explains(certified, other, lambda *_: None, runs)
+    assert not explains(other, certified, lambda *_: other.failure.finding, runs)
+    runs.holds_as = Answers().holds_as
+    assert not explains(certified, other, lambda *_: other.failure.finding, runs)
