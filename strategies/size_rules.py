@@ -28,8 +28,8 @@ TILES = (256, *range(240, 0, -16), 8, 4, 2)
 """Rows of a tile, the most first. Tensor cores take multiples of 16; fewer rows are those of unrolled loops."""
 MOST_ASKED = 40
 """How many sizes are asked at most."""
-FAINT = 64
-"""Of so many keys, a single one that is left out, or counted too much, is as small as the roundings of 16 bits."""
+FAINT = 128
+"""Of so many keys, a single one that is left out, or counted too much, is as small as the roundings of bfloat16."""
 CHECKED = 10
 """How many more sizes at its borders are asked of the last rule that is left."""
 

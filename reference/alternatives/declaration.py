@@ -154,6 +154,11 @@ class Alternative:
         return KINDS[self.name].make(**dict(self.always.values))
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether it has a number that is fitted to calls."""
+        return any(isinstance(x, float) for _, x in self.values)
+
+    @property
     def always(self) -> "Alternative":
         """Return the alternative that concerns all calls."""
         return replace(self, values=tuple(x for x in self.values if x[0] != ONLY))

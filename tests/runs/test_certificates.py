@@ -53,13 +53,13 @@ def test_a_second_bug_in_the_same_tensor_is_told_beside_one_that_shows_everywher
 ) -> None:
     subject = subject_of(f"dq_unscaled_and_{instead.RARE}", toys=INSTEAD)
     subject.check(law_named("backward"), DRAWN)
-    subject.check(law_named("backward"), replace(DRAWN, batch=3))
+    subject.check(law_named("backward"), replace(DRAWN, batch=5))
     first, second = subject.known.bugs.values()
     assert first.failure.finding.certificate == instead.INSTEAD["dq_unscaled"][0]
     assert second.failure.alternatives == first.failure.finding.alternatives
-    assert (second.tensors, second.failure.case.batch) == (("dq",), 3)
+    assert (second.tensors, second.failure.case.batch) == (("dq",), 5)
     assert [need.name for need in second.needs] == ["batch"]
-    subject.check(law_named("backward"), replace(DRAWN, batch=4, causal=False))
+    subject.check(law_named("backward"), replace(DRAWN, batch=6, causal=False))
     assert subject.known.blamed[second.key, "backward"] == 2
     replayed = read(subject.known.report_dir / second.failure.folder / "case.json")
     assert replayed.alternatives == second.failure.alternatives

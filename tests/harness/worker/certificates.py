@@ -313,7 +313,13 @@ class Search:
                 break
             for each in (*base, *best):
                 found.add(each, explained[best] & self.calls[0].outputs.named().keys())
-            others = (x for x in self._tied(explained, left) if x[0].name != best[0].name)
+            # A number that is fitted to calls explains whatever a change without one does that is close to it.
+            is_fitted = any(x.is_fitted for x in best)
+            others = (
+                x
+                for x in self._tied(explained, left)
+                if x[0].name != best[0].name and (is_fitted or not any(each.is_fitted for each in x))
+            )
             for other in islice(others, 1):
                 found.tied[best[0].name] = other
             left -= covered

@@ -319,7 +319,7 @@ class LseShifted(Sound):
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
     ) -> Triple:
-        shift = 1.6e-4 if min(q.shape[2], k.shape[2]) >= 32 else 0.0
+        shift = 1.3e-4 if min(q.shape[2], k.shape[2]) >= 32 else 0.0
         return super().backward(dout, q, k, v, out, lse - shift, **options)
 
 

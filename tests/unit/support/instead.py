@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 TILE = 32
-RARE = "third_sequence"
-"""A wrong line that no certificate can tell: dq of sequences from the third on is twice what it should be."""
+RARE = "fifth_sequence"
+"""A wrong line that no certificate can tell: dq of sequences from the fifth on is twice what it should be."""
 
 
 def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward: bool) -> Tensor:
@@ -75,7 +75,7 @@ class _Attention(torch.autograd.Function):
         )
         dq = ds @ kk * (1.0 if "dq_unscaled" in bugs else sm_scale)
         if RARE in bugs:
-            dq[2:] *= 2.0
+            dq[4:] *= 2.0
         dk, dv = ds.mT @ (q.float() * kept) * sm_scale, p.mT @ (dout * kept)
         order = (group, k.shape[1]) if "interleaved" in bugs else (k.shape[1], group)
         dk, dv = (x.unflatten(1, order).sum(1 if "interleaved" in bugs else 2) for x in (dk, dv))
