@@ -1,4 +1,4 @@
-"""Whether two bugs are one, by running their cases: ``is_same`` for each new bug, the others at the end of a run.
+"""Whether two bugs are one, by running their cases: ``why_same`` for each new bug, the others at the end of a run.
 
 At the end a bug ``is_duplicate`` if another one explains each of its failing cases. It may have been found before that
 bug, with conditions that matter only in its smallest case: failing cases that are drawn once a bug is known count for
@@ -43,6 +43,9 @@ OUTSIDE_OF_STORAGE = "are out of bounds for storage of size"
 
 OF_FLOAT16 = 2.0**-11
 """The largest relative error of a rounding to float16. The other formats of few bits have a wide exponent range."""
+
+OF_RECORDS = "what they need, and what is wrong, agree"
+"""Why two bugs are one that their records tell to be alike (``Bug.is_like``)."""
 
 MOST = 0.75
 """The share of ordinary cases from which on a bug counts as one that shows in most of them."""
@@ -204,10 +207,10 @@ def _shows(read: Bug, numbers: Bug, run: Try, capabilities: Capabilities) -> boo
     return is_told or numbers.could_break(depends)
 
 
-def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: Collection[Bug] = ()) -> bool:
-    """Whether two bugs that were found separately are duplicates; ``others`` are the known bugs of the kernel.
+def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: Collection[Bug] = ()) -> str:
+    """Return why two bugs that were found separately are duplicates, in words for a report; "" if they are distinct.
 
-    The first rule that applies decides. Examples are of two bugs A and B.
+    ``others`` are the known bugs of the kernel. The first rule that applies decides. Examples are of two bugs A and B.
 
     1. Duplicates: both need huge strides, or the same is computed in place of attention, or one makes repeated calls
        differ and the other comes and goes, or one keeps state that may spoil what the other was found by, whose
@@ -232,48 +235,52 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         needs lengths alone and A shows from the same lengths on. A change that brings in a third bug counts for
         nothing.
     """
-    if (known.is_huge and bug.is_huge) or known.keeps_state_as(bug) or bug.keeps_state_as(known):
-        return True
+    if known.is_huge and bug.is_huge:
+        return "both need huge strides"
+    if known.keeps_state_as(bug) or bug.keeps_state_as(known):
+        return "what the kernel keeps from call to call makes both"
     if known.failure.finding.is_told_as(bug.failure.finding):
-        return True
+        return "the kernel computes the same instead"
     both = ((known, bug), (bug, known))
     if any(_is_kept_by(one, other, run) for one, other in both):
-        return True
+        return "one holds by itself, and was met after calls that leave the other behind"
     if any(one.leaves_unwritten(two.failure.finding, two.failure.case) for one, two in both):
-        return True
+        return "NaN is lost where memory is left unwritten"
     if known.needs_arguments_of != bug.needs_arguments_of:
-        return False
+        return ""
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
-        return True
+        return "one is an overflow of what the other rounds to float16"
     third = [x for x in others if x.key not in (known.key, bug.key)]
     if known.is_kin(bug) and (_are_roundings_by_chance(known, bug) or _are_bits_of_one_claim(known, bug)):
-        return True
+        return "numbers decide where these rounding errors show"
     if known.is_kin(bug) and not _needs_of_no_rule(known).isdisjoint(_needs_of_no_rule(bug)):
-        return True
+        return "the same length decides, by no size of a tile"
     if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
-        return False
+        return ""
     if any(_hides_nan_by_itself(one, other, run, capabilities) for one, other in both):
-        return False
+        return ""
     if any(_is_found_beside(one, other, run, capabilities) for one, other in both):
-        return True
+        return "one was found in tensors that the other makes wrong too"
     if _differ_by_chance(known, bug):
-        return False
-    if known.is_like(bug) or show_at_same_lengths(known, bug, run, capabilities):
-        return True
+        return ""
+    if known.is_like(bug):
+        return OF_RECORDS
+    if show_at_same_lengths(known, bug, run, capabilities):
+        return "both show at the same lengths"
     if all(is_of_other_scores(one, other.failure.law, other.failure.case, run) for one, other in both):
-        return False
+        return ""
     for one, other in both:
         of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
         if one.needs_own_numbers and "scores" in law_named(one.failure.law).sets and of_scores:
-            return True
+            return "both need large scores"
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
-            return True
+            return "the smallest case of one shows the other, which needs nothing"
     if bug.failure.finding.ends_process:  # each further run would end a process
-        return False
+        return ""
     cured = partial(_is_cured_as, run=run, capabilities=capabilities, others=third)
-    return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
-        cured(one, other) for one, other in both
-    )
+    if any(_begins_like(one, other) and cured(one, other) for one, other in both):
+        return "what fixes one fixes the other, and both show from the same lengths on"
+    return "what fixes one fixes the other" if all(cured(one, other) for one, other in both) else ""
 
 
 def _is_kept_by(one: Bug, other: Bug, run: Try) -> bool:

@@ -14,7 +14,7 @@ from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import COUNTS, ENOUGH, FEW_CRASHES, Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.counterfactuals import counterfactuals, is_present
 from tests.harness.bugs.dense import ordinary_cases
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.duplicates import why_same
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,
     HOLDS_IN_TURN,
@@ -191,7 +191,7 @@ class Investigation:
 
         known = list(self.known.bugs.values()) if bug.needs else []
         with suppress(BudgetSpent):
-            return any(is_same(other, bug, run, capabilities, known) for other in known)
+            return any(why_same(other, bug, run, capabilities, known) for other in known)
         return False
 
     def fails_in_common(self, spend: Callable[[], None], case: Case) -> bool:

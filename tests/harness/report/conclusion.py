@@ -9,7 +9,8 @@ from shlex import quote
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
-from tests.harness.bugs.failure import OF_MEMORY
+from tests.harness.bugs.duplicates import OF_RECORDS
+from tests.harness.bugs.failure import OF_MEMORY, symptom
 from tests.harness.bugs.suggested_claims import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.clock import BudgetSpent
 from tests.harness.report.folder import shown_in
@@ -35,16 +36,18 @@ class DistinctBug:
         seen: the failing examples of the bug and of its duplicates.
         offers: lines that offer claims which would be true of the kernel.
         twins: the report folders of duplicates.
+        reasons: lines that say of each duplicate why it is one.
     """
 
     bug: Bug
     seen: Occurrences
     offers: tuple[str, ...] = ()
     twins: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the last lines of the bug's report: how bad it is, where it showed, which claims would be true."""
-        return [*(text for _, text in told(self.bug, self.seen)), *self.offers]
+        return [*(text for _, text in told(self.bug, self.seen)), *self.reasons, *self.offers]
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yield a label and a text for each known fact of the bug, except the path of its report."""
@@ -68,16 +71,17 @@ class DistinctBug:
 def merged(
     bugs: Mapping[str, Bug],
     seen: Mapping[str, Occurrences],
-    is_same: Callable[[Bug, Bug], bool] | None = None,
+    why_one: Callable[[Bug, Bug], str] | None = None,
 ) -> list[DistinctBug]:
     """Return each bug once, the worst first. Duplicates exist because two processes may find a bug at the same time.
 
-    ``is_same`` says whether two bugs of one kernel are duplicates; without it, their records decide. It may run out of
-    time, so the pairs come first that make a common tensor wrong. Among these, pairs come first with a bug of few
-    failing examples, of which little is known.
+    ``why_one`` says why two bugs of one kernel are duplicates, or "" if they are distinct; without it, their records
+    decide. It may run out of time, so the pairs come first that make a common tensor wrong. Among these, pairs come
+    first with a bug of few failing examples, of which little is known.
     """
     in_order = sorted(bugs, key=lambda name: severity(bugs[name]))
     groups = {name: [name] for name in in_order}
+    reasons: dict[str, list[str]] = {name: [] for name in in_order}
 
     def order(pair: tuple[str, str]) -> tuple[bool, int]:
         wrong = ({*bugs[name].tensors} for name in pair)
@@ -86,18 +90,26 @@ def merged(
 
     for one, other in sorted(combinations(in_order, 2), key=order):
         mine, theirs = groups[one], groups[other]
-        if mine is not theirs and _are_one(bugs[one], bugs[other], is_same):
+        if mine is not theirs and (why := _why_one(bugs[one], bugs[other], why_one)):
+            twin = bugs[other].failure
+            reasons[one].append(f"found again: {symptom(twin)} ({twin.law}, {twin.case.dtype}), as {why}")
             mine += theirs
             groups.update(dict.fromkeys(theirs, mine))
     distinct = {id(groups[name]): groups[name] for name in in_order}.values()
-    return [together([bugs[name] for name in in_order if name in group], seen) for group in distinct]
+    return [
+        replace(
+            together([bugs[name] for name in in_order if name in group], seen),
+            reasons=tuple(line for name in in_order if name in group for line in reasons[name]),
+        )
+        for group in distinct
+    ]
 
 
-def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:
-    """Whether two bugs are duplicates, by ``is_same``, or by their records if there is none."""
+def _why_one(one: Bug, other: Bug, why_one: Callable[[Bug, Bug], str] | None) -> str:
+    """Return why two bugs are duplicates, by ``why_one``, or by their records if there is none; "" if they are not."""
     if one.failure.kernel != other.failure.kernel:
-        return False
-    return is_same(one, other) if is_same else one.is_like(other)
+        return ""
+    return why_one(one, other) if why_one else OF_RECORDS if one.is_like(other) else ""
 
 
 def together(group: Sequence[Bug], seen: Mapping[str, Occurrences]) -> DistinctBug:

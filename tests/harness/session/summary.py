@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Occurrences
-from tests.harness.bugs.duplicates import are_one_read, is_duplicate, is_same
+from tests.harness.bugs.duplicates import OF_RECORDS, are_one_read, is_duplicate, why_same
 from tests.harness.certificates.certified import explains
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
@@ -173,7 +173,7 @@ class Summary:
             for name, info in self.results.infos.items()
         }
 
-        def one_and_the_same(known: Bug, bug: Bug) -> bool:
+        def why_one(known: Bug, bug: Bug) -> str:
             f, seen = bug.failure, self.results.seen
             of_kernel = runs[f.kernel]
             beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
@@ -192,21 +192,22 @@ class Summary:
                 spend()
                 with of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):
                     both = ((known, bug), (bug, known))
-                    return (
-                        any(explains(one, other, run, of_kernel) for one, other in both)
-                        or is_same(known, bug, run, capabilities, beside)
-                        or are_one_read(known, bug, run, capabilities)
-                        or any(
-                            is_duplicate(
-                                one, other, seen.get(one.key, Occurrences()), run, capabilities, beside
-                            )
-                            for one, other in both
-                        )
-                    )
-            return known.is_like(bug)
+                    if any(explains(one, other, run, of_kernel) for one, other in both):
+                        return "the smallest case of one holds, judged against what the other computes"
+                    if why := why_same(known, bug, run, capabilities, beside):
+                        return why
+                    if are_one_read(known, bug, run, capabilities):
+                        return "one reads outside of a tensor what the other's wrong numbers are made of"
+                    for one, other in both:
+                        if is_duplicate(
+                            one, other, seen.get(one.key, Occurrences()), run, capabilities, beside
+                        ):
+                            return "each known failing case of one is explained by the other"
+                    return ""
+            return f"{OF_RECORDS}, and there was no time for more" if known.is_like(bug) else ""
 
         self.results.add_unreported(self.ledger, is_over=True)
-        distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
+        distinct = merged(self.results.bugs, self.results.seen, why_one)
         answered = {name: self.results.answered(name) for name in runs}
 
         def offered(one: DistinctBug) -> DistinctBug:

@@ -14,7 +14,7 @@ from strategies.case import Case, Spike
 from strategies.rotary import Rotation, drawn, rotated, rows_from
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Occurrences, Severity
-from tests.harness.bugs.duplicates import is_duplicate, is_same
+from tests.harness.bugs.duplicates import is_duplicate, why_same
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import rotated as panel
@@ -133,5 +133,5 @@ def test_a_bug_of_tables_explains_nothing_that_other_laws_find() -> None:
     assert explain_by_known_bugs(FailingExample("rotary", CASE, found), [of_tables], run, CLAIMS).blamed == [
         of_tables
     ]
-    assert not is_same(of_tables, of_mask, run, CLAIMS)
+    assert not why_same(of_tables, of_mask, run, CLAIMS)
     assert not is_duplicate(of_mask, of_tables, Occurrences(), run, CLAIMS)

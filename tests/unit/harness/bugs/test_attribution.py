@@ -11,7 +11,7 @@ from strategies.features import SCORES
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Condition
 from tests.harness.bugs.dense import symptoms_on_dense_case
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.duplicates import why_same
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CASE, CAUSAL, CLAIMS, any_of, bug, causal, finding, left, long_lse, runner
 
@@ -70,7 +70,7 @@ def test_a_scale_of_0_is_a_bug_of_its_own_unless_equal_scores_show_it(
 
     assert left(apart, own, known)[0] is not None
     assert left(apart, known.failure.case, of_0)[0] is not None
-    assert not is_same(known, of_0, runner(apart), CLAIMS)
+    assert not why_same(known, of_0, runner(apart), CLAIMS)
 
     def alike(case: Case) -> set[str]:
         return apart(case) or ({"out"} if case.k_values == "zeros" else set())
@@ -88,7 +88,7 @@ def test_a_scale_of_0_is_no_bug_of_its_own_if_all_but_the_default_show_it() -> N
 
     for known, found in ((of_0, other), (other, of_0)):
         assert left(ignored, found.failure.case, known) == (None, [known])
-        assert is_same(known, found, runner(ignored), CLAIMS)
+        assert why_same(known, found, runner(ignored), CLAIMS)
 
 
 @pytest.mark.parametrize(("values", "is_left"), [({}, True), ({"k_values": "outliers"}, False)])

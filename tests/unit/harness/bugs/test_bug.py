@@ -13,7 +13,7 @@ from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition, Severity, in_parts
 from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import symptoms_apart_from_forward
-from tests.harness.bugs.duplicates import is_same, met_again
+from tests.harness.bugs.duplicates import met_again, why_same
 from tests.harness.bugs.failure import OF_MEMORY, Explanation
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward
 from tests.harness.symptoms import is_small
@@ -94,7 +94,7 @@ class TestAttribution:
         assert blamed == [known]
         assert rest is not None
         assert rest.finding.tensor == "dq"
-        assert not is_same(known, bug(CASE, ("dq",), CAUSAL), runner(of_two), CLAIMS)
+        assert not why_same(known, bug(CASE, ("dq",), CAUSAL), runner(of_two), CLAIMS)
         third = bug(CASE, ("dq",), GROUP)
         assert symptoms_apart_from_forward(CASE, runner(of_two), CLAIMS) == {"dq"}
         assert symptoms_apart_from_forward(CASE, runner(of_two), CLAIMS, [third]) == set()
@@ -201,34 +201,34 @@ class TestNeeds:
     def test_the_same_bug_needs_nothing_else_and_goes_away_alike(self) -> None:
         known, again = bug(CASE, ("out", "dq"), CAUSAL), bug(replace(CASE, group=1), ("out",), CAUSAL)
         run = runner(causal)
-        assert is_same(known, again, run, CLAIMS)
-        assert not is_same(known, bug(CASE, ("out",), CAUSAL, GROUP), run, CLAIMS)
-        assert not is_same(bug(CASE, ("lse",), CAUSAL), bug(CASE, ("dq",), CAUSAL), run, CLAIMS)
+        assert why_same(known, again, run, CLAIMS)
+        assert not why_same(known, bug(CASE, ("out",), CAUSAL, GROUP), run, CLAIMS)
+        assert not why_same(bug(CASE, ("lse",), CAUSAL), bug(CASE, ("dq",), CAUSAL), run, CLAIMS)
         assert (
-            not is_same(known, again, runner(any_of(causal, grouped)), CLAIMS)
+            not why_same(known, again, runner(any_of(causal, grouped)), CLAIMS)
             or again.failure.case.group == 1
         )
 
     def test_bugs_that_need_the_same_in_one_tensor_are_one_whatever_else_is_wrong(self) -> None:
         known, again = bug(CASE, ("out", "lse"), CAUSAL), bug(replace(CASE, seqlen_k=7), ("out",), CAUSAL)
         always = runner(any_of(causal, lambda case: {"out"}))
-        assert is_same(known, again, always, CLAIMS)
-        assert not is_same(bug(CASE, ("lse",), CAUSAL), bug(CASE, ("dv",), CAUSAL), always, CLAIMS)
+        assert why_same(known, again, always, CLAIMS)
+        assert not why_same(bug(CASE, ("lse",), CAUSAL), bug(CASE, ("dv",), CAUSAL), always, CLAIMS)
 
     def test_bugs_of_one_tensor_that_go_away_by_different_fields_are_two(self) -> None:
         of_group, of_mask = bug(CASE, ("out",), GROUP), bug(replace(CASE, group=1), ("out",), CAUSAL)
-        assert not is_same(of_group, of_mask, runner(any_of(causal, grouped)), CLAIMS)
+        assert not why_same(of_group, of_mask, runner(any_of(causal, grouped)), CLAIMS)
 
     def test_an_lse_that_is_always_wrong_is_not_what_makes_gradients_wrong(self) -> None:
         always = runner(lambda case: {"lse", "dv"})
-        assert not is_same(bug(CASE, ("lse",)), bug(CASE, ("dv",), law="backward"), always, CLAIMS)
-        assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
+        assert not why_same(bug(CASE, ("lse",)), bug(CASE, ("dv",), law="backward"), always, CLAIMS)
+        assert why_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
 
     def test_repeats_of_any_call_that_differ_are_one_bug_in_any_tensor(self) -> None:
         """Memory that an earlier call has left behind may spoil another tensor in each repeat."""
         dq, dv = bug(CASE, ("dq",), law="determinism"), bug(CASE, ("dv",), law="memory")
         assert dq.is_like(dv)
-        assert is_same(dq, dv, runner(lambda case: {"dq", "dv"}), CLAIMS)
+        assert why_same(dq, dv, runner(lambda case: {"dq", "dv"}), CLAIMS)
         assert dq.is_like(bug(CASE, ("out",), law="composition"))
         assert not dq.is_like(bug(CASE, ("dv",), CAUSAL, law="memory"))
         assert not bug(CASE, ("out",), law="composition").is_like(bug(CASE, ("dv",), law="additivity"))
@@ -286,7 +286,7 @@ class TestNeeds:
 
         def are_one(one: Bug, other: Bug) -> bool:
             run = runner(lambda case: set())
-            return all(x.is_like(y) and is_same(x, y, run, CLAIMS) for x, y in ((one, other), (other, one)))
+            return all(x.is_like(y) and why_same(x, y, run, CLAIMS) for x, y in ((one, other), (other, one)))
 
         assert are_one(found("memory", "dk", "dv"), at_times("dv"))
         assert not are_one(found("memory", "dk", "dv"), at_times("dq"))
@@ -306,7 +306,7 @@ class TestNeeds:
 
     def test_in_a_tensor_that_is_always_wrong_lengths_matter_by_accident(self) -> None:
         always = replace(bug(CASE, ("lse",)), severity=Severity(20, 20))
-        assert is_same(always, bug(replace(CASE, seqlen_k=65), ("lse",), LONG), runner(long_lse), CLAIMS)
+        assert why_same(always, bug(replace(CASE, seqlen_k=65), ("lse",), LONG), runner(long_lse), CLAIMS)
 
     def test_roundings_to_one_format_are_one_bug_in_all_dtypes(self) -> None:
         """In float32 they always show, in bfloat16 only with some numbers, and in float16 they are right."""
@@ -317,10 +317,10 @@ class TestNeeds:
         steer_away = replace(CASE, dtype="bfloat16", v_values="outliers")
         run = runner(lambda case: {"dv", "out"} if case.dtype != "float16" else set())
         assert always.is_everywhere
-        assert is_same(always, bug(steer_away, ("dv", "out"), OF_V, GROUP, **small), run, CLAIMS)
-        assert not is_same(always, bug(steer_away, ("dv", "out"), OF_V, GROUP, **large), run, CLAIMS)
-        assert is_same(always, bug(CASE, ("out",), GROUP, **small), run, CLAIMS)
-        assert not is_same(always, bug(CASE, ("out",), GROUP, **large), run, CLAIMS)
+        assert why_same(always, bug(steer_away, ("dv", "out"), OF_V, GROUP, **small), run, CLAIMS)
+        assert not why_same(always, bug(steer_away, ("dv", "out"), OF_V, GROUP, **large), run, CLAIMS)
+        assert why_same(always, bug(CASE, ("out",), GROUP, **small), run, CLAIMS)
+        assert not why_same(always, bug(CASE, ("out",), GROUP, **large), run, CLAIMS)
 
     def test_what_is_less_precise_after_a_change_is_cured_of_wrong_numbers(self) -> None:
         """Beside a bug of roundings, which a less precise design explains."""
@@ -329,9 +329,9 @@ class TestNeeds:
             return finding({"out"}) if case.causal else finding({"out"}, explained_by=("tf32=true",))
 
         known, again = bug(CASE, ("out",), CAUSAL), bug(replace(CASE, group=1), ("out",), CAUSAL, LONG)
-        assert is_same(known, again, run, CLAIMS)
+        assert why_same(known, again, run, CLAIMS)
         small = bug(replace(CASE, group=1), ("out",), CAUSAL, LONG, relative=1e-3)
-        assert not is_same(known, small, run, CLAIMS)
+        assert not why_same(known, small, run, CLAIMS)
 
     def test_bugs_of_nan_are_one_beside_wrong_numbers(self) -> None:
         """What cures one of NaN cures the other, although a third bug still makes its numbers wrong."""
@@ -346,8 +346,8 @@ class TestNeeds:
             finding = replace(known.failure.finding, kind="nonfinite")
             return replace(known, failure=replace(known.failure, finding=finding))
 
-        assert is_same(nan(CAUSAL), nan(CAUSAL, LONG), run, CLAIMS)
-        assert not is_same(bug(CASE, ("out",), CAUSAL), bug(CASE, ("out",), GROUP), run, CLAIMS)
+        assert why_same(nan(CAUSAL), nan(CAUSAL, LONG), run, CLAIMS)
+        assert not why_same(bug(CASE, ("out",), CAUSAL), bug(CASE, ("out",), GROUP), run, CLAIMS)
 
     def test_a_bug_shows_everywhere_if_enough_cases_tell_so(self) -> None:
         assert replace(bug(CASE, ("lse",)), severity=Severity(20, 20)).is_everywhere

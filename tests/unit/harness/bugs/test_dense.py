@@ -8,7 +8,7 @@ from strategies.case import Case, Spike
 from strategies.features import SCORES
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.dense import show_at_same_lengths
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.duplicates import why_same
 from tests.unit.support.bugs import CAUSAL, CLAIMS, bug, runner
 
 OF_SCORES = Condition(SCORES, ("other",), ("ordinary",))
@@ -61,5 +61,5 @@ def test_such_bugs_are_one() -> None:
         few = case.spikes == ENTRY and case.seqlen_k != ABOVE_37.failure.case.seqlen_k
         return {"out"} if case.seqlen_k > (71 if few else 32) else set()
 
-    assert is_same(ABOVE_71, ABOVE_37, runner(wrong), CLAIMS)
-    assert is_same(ABOVE_37, ABOVE_71, runner(wrong), CLAIMS)
+    assert why_same(ABOVE_71, ABOVE_37, runner(wrong), CLAIMS)
+    assert why_same(ABOVE_37, ABOVE_71, runner(wrong), CLAIMS)

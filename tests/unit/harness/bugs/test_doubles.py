@@ -13,7 +13,7 @@ from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
 from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition, Severity
-from tests.harness.bugs.duplicates import is_same, met_again
+from tests.harness.bugs.duplicates import met_again, why_same
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import restate_by_basic_law
@@ -125,7 +125,7 @@ class TestFoundBesideAnother:
                 return None if "out" in ignored else at_one_head
             return wrong(*({"out", "lse", "dk", "dv"} - ignored))
 
-        return is_same(known, beside, run, CLAIMS) and is_same(beside, known, run, CLAIMS)
+        return bool(why_same(known, beside, run, CLAIMS) and why_same(beside, known, run, CLAIMS))
 
     def test_gradients_that_are_not_judged_without_a_field_do_not_need_it(self) -> None:
         assert self.found(NO_NUMBERS)
@@ -150,7 +150,7 @@ class TestFoundBesideAnother:
             gradients = {"dq"} if case == beside.failure.case or not is_right else set()
             return wrong(*({"out", "lse", *gradients} - ignored))
 
-        assert is_same(known, beside, run, CLAIMS) != is_right
+        assert bool(why_same(known, beside, run, CLAIMS)) != is_right
 
     def test_gradients_that_the_known_bug_spoils_elsewhere_are_its_own(self) -> None:
         assert self.found(wrong("out", "lse"), "dv")
@@ -266,14 +266,14 @@ class TestLargeScales:
         return wrong(*(x for x in found if x not in ignored))
 
     def test_a_scale_that_a_bug_does_not_need_does_not_tell_it_apart(self) -> None:
-        assert is_same(self.TAIL, self.SCALED, self.tail, CLAIMS)
-        assert is_same(self.SCALED, self.TAIL, self.tail, CLAIMS)
+        assert why_same(self.TAIL, self.SCALED, self.tail, CLAIMS)
+        assert why_same(self.SCALED, self.TAIL, self.tail, CLAIMS)
 
     def test_a_bug_that_needs_its_scale_keeps_it(self) -> None:
         """Another bug makes lse wrong where a scale is given, and is not that of the default."""
         scale = Condition("sm_scale", (1.0,), (None,))
         of_scale = replace(self.SCALED, needs=(self.NOT_CAUSAL, scale))
-        assert not is_same(self.TAIL, of_scale, self.tail, CLAIMS)
+        assert not why_same(self.TAIL, of_scale, self.tail, CLAIMS)
 
     def test_out_that_is_right_at_the_default_scale_is_another_bug(self) -> None:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
@@ -282,7 +282,7 @@ class TestLargeScales:
             return wrong(*(x for x in found if x not in ignored))
 
         of_lse = bug(Case(seqlen_k=2, sm_scale=1.0), ("lse",), self.NOT_CAUSAL)
-        assert not is_same(self.TAIL, of_lse, run, CLAIMS)
+        assert not why_same(self.TAIL, of_lse, run, CLAIMS)
 
 
 class TestRoundings:
@@ -325,7 +325,7 @@ class TestRoundings:
         return known_as, list(known.bugs.values())
 
     def test_a_bug_that_always_shows_takes_the_place_of_one_that_needs_numbers(self, tmp_path: Any) -> None:
-        assert is_same(self.EVERYWHERE, self.OF_RANGE, lambda *_: None, CLAIMS)
+        assert why_same(self.EVERYWHERE, self.OF_RANGE, lambda *_: None, CLAIMS)
         assert self.known_after(self.EVERYWHERE, tmp_path) == (None, [])
 
     @pytest.mark.parametrize(("expected", "told"), [(3e-6, True), (0.3, False)])
@@ -338,7 +338,7 @@ class TestRoundings:
             found = bug(
                 case, ("out",), *needs, *more, relative=0.01, expected=expected, actual=1.01 * expected
             )
-            assert is_same(self.EVERYWHERE, found, lambda *_: None, CLAIMS) == told
+            assert bool(why_same(self.EVERYWHERE, found, lambda *_: None, CLAIMS)) == told
 
     def test_another_bug_leaves_it_as_it_is(self, tmp_path: Any) -> None:
         other = replace(bug(Case(causal=True), ("lse",), CAUSAL), severity=Severity(9, 20))
@@ -370,9 +370,9 @@ class TestRoundings:
         large = bug(case, ("dk", "dq"), *needs, law="backward")
         overflows = replace(large, failure=replace(large.failure, finding=replace(NO_NUMBERS, tensor="dq")))
         for one, other in ((rounds, overflows), (overflows, rounds)):
-            assert is_same(one, other, lambda *_: None, CLAIMS) == expected
+            assert bool(why_same(one, other, lambda *_: None, CLAIMS)) == expected
         forward = replace(overflows, tensors=("out",))
-        assert not is_same(rounds, forward, lambda *_: None, CLAIMS)
+        assert not why_same(rounds, forward, lambda *_: None, CLAIMS)
 
     def test_roundings_whose_numbers_overflow_in_another_dtype_need_either(self) -> None:
         large = bug(self.LARGE_V, ("dq",), self.OF_V, law="backward")
@@ -390,7 +390,7 @@ class TestRoundings:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
             return wrong("out", relative=ordinary)
 
-        assert is_same(self.EVERYWHERE, tail, run, CLAIMS) == expected
+        assert bool(why_same(self.EVERYWHERE, tail, run, CLAIMS)) == expected
 
     @pytest.mark.parametrize(("relative", "expected"), [(3e-4, {"dq", "out"}), (2e-3, {"out"})])
     def test_gradients_follow_from_roundings_that_are_as_large(
@@ -500,18 +500,18 @@ class TestTheEndOfAProcess:
         return TestTheEndOfAProcess.ALWAYS.failure.finding
 
     def test_what_ends_every_ordinary_case_in_the_same_words_is_one_bug(self) -> None:
-        assert is_same(self.ALWAYS, self.LONG, self.ends, CLAIMS)
-        assert is_same(self.GROUPED, self.ALWAYS, self.ends, CLAIMS)
+        assert why_same(self.ALWAYS, self.LONG, self.ends, CLAIMS)
+        assert why_same(self.GROUPED, self.ALWAYS, self.ends, CLAIMS)
         sometimes = replace(self.ALWAYS, severity=Severity(2, 3))
-        assert is_same(sometimes, replace(self.ALWAYS, severity=Severity()), self.ends, CLAIMS)
-        assert not is_same(sometimes, self.GROUPED, self.ends, CLAIMS)
+        assert why_same(sometimes, replace(self.ALWAYS, severity=Severity()), self.ends, CLAIMS)
+        assert not why_same(sometimes, self.GROUPED, self.ends, CLAIMS)
         words = replace(self.LONG.failure.finding, claim="it runs, but ended with signal 6")
         otherwise = replace(self.LONG, failure=replace(self.LONG.failure, finding=words))
-        assert not is_same(self.ALWAYS, otherwise, self.ends, CLAIMS)
+        assert not why_same(self.ALWAYS, otherwise, self.ends, CLAIMS)
 
     def test_crashes_that_need_the_same_are_one_bug_and_others_are_two(self) -> None:
-        assert is_same(self.LONG, self.OF_LENGTHS, self.ends, CLAIMS)
-        assert not is_same(self.LONG, self.GROUPED, self.ends, CLAIMS)
+        assert why_same(self.LONG, self.OF_LENGTHS, self.ends, CLAIMS)
+        assert not why_same(self.LONG, self.GROUPED, self.ends, CLAIMS)
 
     def test_a_find_is_compared_with_all_finds_of_a_bug(self) -> None:
         worst = replace(self.LONG, severity=Severity(3, 3))
@@ -541,8 +541,8 @@ class TestHiddenNan:
             is_nan = any(isinstance(spike.value, str) for spike in case.spikes)
             return wrong("out") if case.spikes and (is_nan or case.seqlen_q >= rows) else None
 
-        assert is_same(self.LARGE, self.HIDING, run, CLAIMS) == (rows == 1)
-        assert is_same(self.HIDING, self.LARGE, run, CLAIMS) == (rows == 1)
+        assert bool(why_same(self.LARGE, self.HIDING, run, CLAIMS)) == (rows == 1)
+        assert bool(why_same(self.HIDING, self.LARGE, run, CLAIMS)) == (rows == 1)
 
     @pytest.mark.parametrize("is_there", [True, False])
     def test_a_bug_that_its_own_law_shows_without_the_nan_may_be_to_blame(self, is_there: bool) -> None:

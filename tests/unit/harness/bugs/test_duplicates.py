@@ -14,8 +14,8 @@ from tests.harness.bugs.duplicates import (
     OUTSIDE_OF_STORAGE,
     WRITES_TO_EXPANDED,
     is_duplicate,
-    is_same,
     met_again,
+    why_same,
 )
 from tests.harness.clock import BudgetSpent
 from tests.harness.verdict import Finding
@@ -236,13 +236,13 @@ def test_roundings_that_ordinary_numbers_of_a_dtype_do_not_show_are_cured_by_a_t
         shows = case.dtype == "float32" or (case.dtype == "bfloat16" and case.v_values != "normal")
         return {"dv"} if shows else set()
 
-    assert is_same(always, special, runner(wrong), CLAIMS)
+    assert why_same(always, special, runner(wrong), CLAIMS)
     assert met_again(always, special) == always
     ordinary = replace(special, severity=Severity(3, 20))
-    assert not is_same(always, ordinary, runner(wrong), CLAIMS)
-    assert not is_same(always, special, runner(any_of(wrong, lambda case: {"dv"})), CLAIMS)
+    assert not why_same(always, ordinary, runner(wrong), CLAIMS)
+    assert not why_same(always, special, runner(any_of(wrong, lambda case: {"dv"})), CLAIMS)
     small_but_wrong = bug(elsewhere, ("dv",), OF_V, relative=1e-3)
-    assert not is_same(always, small_but_wrong, runner(wrong), CLAIMS)
+    assert not why_same(always, small_but_wrong, runner(wrong), CLAIMS)
 
 
 def test_a_scale_that_holds_where_it_is_as_large_does_not_matter_by_making_large_scores() -> None:
@@ -254,9 +254,9 @@ def test_a_scale_that_holds_where_it_is_as_large_does_not_matter_by_making_large
     def wrong(case: Case) -> set[str]:
         return {"out"} if abs(case.scale) > 1 or case.scale < 0 or case.q_values != "normal" else set()
 
-    assert not is_same(bug(of_sign, ("out",), negative), spiked, runner(wrong), CLAIMS)
+    assert not why_same(bug(of_sign, ("out",), negative), spiked, runner(wrong), CLAIMS)
     spiked = bug(replace(CASE, q_values="outliers"), ("out",), scores)
-    assert is_same(bug(of_size, ("out",), large), spiked, runner(wrong), CLAIMS)
+    assert why_same(bug(of_size, ("out",), large), spiked, runner(wrong), CLAIMS)
 
 
 def test_a_length_that_holds_by_its_numbers_is_no_other_bug() -> None:
@@ -267,10 +267,10 @@ def test_a_length_that_holds_by_its_numbers_is_no_other_bug() -> None:
     def wrong(case: Case) -> set[str]:
         return {"lse"} if case.seqlen_k == (259 if case.seed else 129) else set()
 
-    assert is_same(one, two, runner(wrong), CLAIMS)
+    assert why_same(one, two, runner(wrong), CLAIMS)
     border = bug(replace(CASE, seqlen_k=129), ("lse",), Condition("seqlen_k", (129,), (0, 128)))
     short = bug(replace(CASE, seqlen_k=3), ("lse",), Condition("seqlen_k", (3,), (0, 128, 259)))
-    assert not is_same(border, short, runner(lambda case: {"lse"}), CLAIMS)
+    assert not why_same(border, short, runner(lambda case: {"lse"}), CLAIMS)
 
 
 def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
@@ -285,15 +285,15 @@ def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
         return {"lse"} if shows else set()
 
     for known, found in ((one, two), (two, one)):
-        assert is_same(known, found, runner(wrong), CLAIMS)
+        assert why_same(known, found, runner(wrong), CLAIMS)
     coarse = bug(replace(equal, seqlen_k=259), ("lse",), CAUSAL, Condition("seqlen_k", (259,), (0, 100, 260)))
-    assert is_same(one, coarse, runner(wrong), CLAIMS)
+    assert why_same(one, coarse, runner(wrong), CLAIMS)
     later = bug(replace(equal, seqlen_k=259), ("lse",), CAUSAL, Condition("seqlen_k", (259,), (0, 200)))
-    assert not is_same(one, later, runner(wrong), CLAIMS)
+    assert not why_same(one, later, runner(wrong), CLAIMS)
     more = bug(equal, ("lse", "out"), CAUSAL, Condition("seqlen_k", (129,), (0, 128)))
-    assert not is_same(one, more, runner(wrong), CLAIMS)
+    assert not why_same(one, more, runner(wrong), CLAIMS)
     of_masks = bug(equal, ("lse",), CAUSAL, GROUP)
-    assert not is_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
+    assert not why_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_two_bugs_hardly_begin_beyond_the_same_length_that_is_more_than_a_tile(
     """Another kernel, which is wrong in dq and dk, is taken for more than 1,024 keys."""
     one = bug(replace(CASE, seqlen_k=4098), ("dk",), Condition("seqlen_k", (4098,), (64, 1024)))
     other = bug(replace(CASE, seqlen_k=3000), ("dq",), Condition("seqlen_k", (3000,), holds))
-    assert is_same(one, other, runner(lambda case: {"dk", "dq"}), CLAIMS) == expected
+    assert bool(why_same(one, other, runner(lambda case: {"dk", "dq"}), CLAIMS)) == expected
 
 
 def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
@@ -323,7 +323,7 @@ def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
     of_forward = bug(zero, ("dk", "dq", "dv", "lse", "out"), needs_zero)
     of_dk = bug(other, ("dk",), needs_other, law="backward")
     for known, found in ((of_forward, of_dk), (of_dk, of_forward)):
-        assert not is_same(known, found, runner(wrong), CLAIMS)
+        assert not why_same(known, found, runner(wrong), CLAIMS)
     run = runner(wrong)
     for case, known, rest in ((zero, of_dk, {"dq", "dv", "lse", "out"}), (other, of_forward, {"dk"})):
         failure = run("backward", case, frozenset())
@@ -333,7 +333,7 @@ def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
         assert {*outcome.rest.finding.tensors} == rest
     one = bug(other, ("dk",), needs_other, law="backward")
     more = bug(replace(other, seed=1), ("dk", "out"), needs_other)
-    assert is_same(
+    assert why_same(
         one, more, runner(lambda case: {"dk", "out"} if case.sm_scale is not None else set()), CLAIMS
     )
 
@@ -355,7 +355,7 @@ def test_last_bits_that_differ_by_one_claim_are_one_bug_whatever_law_and_numbers
         (of_bits("the same call gives the same", "determinism", "out", CAUSAL), False),
         (of_bits(alone, "ragged", "out", CAUSAL, relative=0.5), False),
     ):
-        assert is_same(batch, one, run, CLAIMS) == expected
+        assert bool(why_same(batch, one, run, CLAIMS)) == expected
 
 
 def test_bugs_that_need_the_same_field_and_make_other_tensors_wrong_are_two() -> None:
@@ -370,8 +370,8 @@ def test_bugs_that_need_the_same_field_and_make_other_tensors_wrong_are_two() ->
         return kernels[list(makes)[case.heads_kv - 1]](case)
 
     for one, other in permutations(makes, 2):
-        assert not is_same(bugs[one], bugs[other], runner(wrong), CLAIMS)
-        assert is_same(bugs[one], bugs[one], runner(wrong), CLAIMS)
+        assert not why_same(bugs[one], bugs[other], runner(wrong), CLAIMS)
+        assert why_same(bugs[one], bugs[one], runner(wrong), CLAIMS)
 
 
 def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -> None:
@@ -385,8 +385,8 @@ def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -
         replace(CASE, q_values="outliers"), ("lse", "out"), Condition(SCORES, ("other",), ("ordinary",))
     )
     for known, found in ((exact, large), (large, exact)):
-        assert is_same(known, found, runner(lambda case: set()), CLAIMS)
-    assert not is_same(exact, bug(CASE, ("out",), CAUSAL), runner(causal), CLAIMS)
+        assert why_same(known, found, runner(lambda case: set()), CLAIMS)
+    assert not why_same(exact, bug(CASE, ("out",), CAUSAL), runner(causal), CLAIMS)
 
 
 def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
@@ -396,9 +396,9 @@ def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
     long, longer = Condition("seqlen_k", (65,), (0, 64)), Condition("seqlen_k", (90,), (0, 32, 70))
     one, two = bug(CASE, ("out",), long), bug(replace(CASE, seed=1), ("out",), CAUSAL, longer)
     run = runner(lambda case: {"out"} if not case.causal or case.seqlen_k > 64 else set())
-    assert is_same(one, two, run, CLAIMS, [without_mask, one, two])
-    assert not is_same(one, two, run, CLAIMS, [bug(unmasked, ("out",), GROUP, law="backward")])
-    assert not is_same(one, two, run, CLAIMS, [replace(without_mask, tensors=("lse",))])
+    assert why_same(one, two, run, CLAIMS, [without_mask, one, two])
+    assert not why_same(one, two, run, CLAIMS, [bug(unmasked, ("out",), GROUP, law="backward")])
+    assert not why_same(one, two, run, CLAIMS, [replace(without_mask, tensors=("lse",))])
 
 
 def test_a_third_bug_of_gradients_does_not_hide_which_of_two_makes_out_wrong() -> None:
@@ -413,9 +413,9 @@ def test_a_third_bug_of_gradients_does_not_hide_which_of_two_makes_out_wrong() -
         replace(CASE, seqlen_q=97, seqlen_k=8), ("lse", "out"), Condition("seqlen_q", (97,), (96,)), CAUSAL
     )
     run = runner(any_of(wrong, lambda case: {"dk"} if case.seqlen_k > 64 else set()))
-    assert not is_same(of_lse, of_out, run, CLAIMS, [of_dk])
+    assert not why_same(of_lse, of_out, run, CLAIMS, [of_dk])
     unknown = replace(of_dk, tensors=("dk", "out"))
-    assert is_same(of_lse, of_out, run, CLAIMS, [unknown])
+    assert why_same(of_lse, of_out, run, CLAIMS, [unknown])
 
 
 def test_out_of_a_bug_that_was_found_beside_one_that_spoils_it_tells_nothing() -> None:
@@ -424,9 +424,9 @@ def test_out_of_a_bug_that_was_found_beside_one_that_spoils_it_tells_nothing() -
 
     scale = Condition("sm_scale", (None,), (1.0,))
     masked, open_ = (bug(replace(CASE, causal=x), ("dk",), scale, law="backward") for x in (True, False))
-    assert not is_same(masked, open_, runner(wrong), CLAIMS)
+    assert not why_same(masked, open_, runner(wrong), CLAIMS)
     beside = replace(open_, failure=replace(open_.failure, ignored=frozenset({"out"}), number=1))
-    assert is_same(masked, beside, runner(wrong), CLAIMS)
+    assert why_same(masked, beside, runner(wrong), CLAIMS)
 
 
 @pytest.mark.parametrize(("certain", "expected"), [(True, True), (False, False)])
@@ -438,7 +438,7 @@ def test_a_bug_of_no_known_need_is_cured_by_what_another_one_surely_needs(
     small = bug(Case(seqlen_k=2), ("dk",), UNEQUAL, scale, law="backward")
     large = bug(replace(CASE, seqlen_k=CASE.seqlen_q), ("dk",), law="backward")
     run = runner(lambda case: {"dk"} if case.sm_scale is None else set())
-    assert is_same(large, small, run, CLAIMS) == expected
+    assert bool(why_same(large, small, run, CLAIMS)) == expected
 
 
 NOT_FINITE = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out",))
@@ -452,9 +452,9 @@ def test_a_gradient_that_is_right_where_another_bug_shows_is_a_bug_of_its_own() 
 
     of_dk = bug(CASE, ("dk",), GROUP, law="backward")
     of_dv = bug(replace(CASE, group=3), ("dv",), Condition("group", (3,), (1,)), law="backward")
-    assert not is_same(of_dk, of_dv, runner(wrong), CLAIMS)
+    assert not why_same(of_dk, of_dv, runner(wrong), CLAIMS)
     always_both = runner(lambda case: {"dk", "dv"} if case.group > 1 else set())
-    assert is_same(of_dk, of_dv, always_both, CLAIMS)
+    assert why_same(of_dk, of_dv, always_both, CLAIMS)
 
 
 def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -> None:
@@ -466,9 +466,9 @@ def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -
     small = replace(CASE, dtype="bfloat16", q_values="wide")
     run = runner(lambda case: {"dv", "out"})
     flushes = bug(small, ("out",), scores, OF_V, Condition("seqlen_k", (2,), (1,)), relative=1.0)
-    assert is_same(rounds, flushes, run, CLAIMS)
-    assert is_same(flushes, rounds, run, CLAIMS)
-    assert is_same(rounds, replace(flushes, tensors=("dk", "out")), run, CLAIMS)
+    assert why_same(rounds, flushes, run, CLAIMS)
+    assert why_same(flushes, rounds, run, CLAIMS)
+    assert why_same(rounds, replace(flushes, tensors=("dk", "out")), run, CLAIMS)
     scaled = Condition("sm_scale", (-1.0,), (None, 0.125))
     tiny = bug(replace(small, sm_scale=-1.0), ("out",), scaled, OF_V, expected=9e-11, relative=1e-3)
     for other in (
@@ -476,14 +476,14 @@ def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -
         replace(flushes, tensors=("lse", "out")),
         replace(flushes, needs=(scores,), failure=replace(flushes.failure, finding=NOT_FINITE)),
     ):
-        assert not is_same(rounds, other, run, CLAIMS)
+        assert not why_same(rounds, other, run, CLAIMS)
     wide = replace(rounds, needs=(replace(of_dtype, holds=("bfloat16", "float16")),))
-    assert is_same(wide, tiny, run, CLAIMS)
-    assert not is_same(wide, replace(tiny, needs=(replace(scaled, fails=(-0.1,)), OF_V)), run, CLAIMS)
+    assert why_same(wide, tiny, run, CLAIMS)
+    assert not why_same(wide, replace(tiny, needs=(replace(scaled, fails=(-0.1,)), OF_V)), run, CLAIMS)
     usual = replace(tiny.failure, finding=replace(tiny.failure.finding, expected=1.0))
-    assert not is_same(wide, replace(tiny, failure=usual), run, CLAIMS)
-    assert not is_same(replace(rounds, severity=Severity(3, 20)), flushes, run, CLAIMS)
-    assert not is_same(rounds, replace(flushes, severity=Severity(3, 20)), run, CLAIMS)
+    assert not why_same(wide, replace(tiny, failure=usual), run, CLAIMS)
+    assert not why_same(replace(rounds, severity=Severity(3, 20)), flushes, run, CLAIMS)
+    assert not why_same(rounds, replace(flushes, severity=Severity(3, 20)), run, CLAIMS)
 
 
 def test_lengths_that_cure_small_cases_of_two_tensors_do_not_make_them_one_bug() -> None:
@@ -494,8 +494,8 @@ def test_lengths_that_cure_small_cases_of_two_tensors_do_not_make_them_one_bug()
     def wrong(case: Case) -> set[str]:
         return {"out"} if case.seqlen_k == 2 else {"lse"} if case.seqlen_k == 32 else set()
 
-    assert not is_same(of_out, of_lse, runner(wrong), CLAIMS)
+    assert not why_same(of_out, of_lse, runner(wrong), CLAIMS)
     of_both = bug(replace(CASE, seqlen_k=32), ("lse", "out"), later)
-    assert is_same(
+    assert why_same(
         of_out, of_both, runner(lambda case: {"lse", "out"} if case.seqlen_k in (2, 32) else set()), CLAIMS
     )

@@ -9,7 +9,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition
-from tests.harness.bugs.duplicates import is_same, tells_more
+from tests.harness.bugs.duplicates import tells_more, why_same
 from tests.harness.bugs.failure import OF_MEMORY, Explanation
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CAUSAL, LONG, bug
@@ -52,7 +52,7 @@ def test_lost_nan_is_explained_where_the_bug_may_show_and_in_its_tensor(
     outcome = explain_by_known_bugs(broken, [known], fails, Capabilities())
     assert (outcome.rest is None) is is_explained
     for one, other in ((known, of_lost(tensor)), (of_lost(tensor), known)):
-        assert is_same(one, other, fails, Capabilities()) is is_explained
+        assert bool(why_same(one, other, fails, Capabilities())) is is_explained
 
 
 def test_other_numbers_are_not_explained_without_a_run() -> None:

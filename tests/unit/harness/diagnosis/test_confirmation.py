@@ -15,7 +15,7 @@ from strategies.size_rules import ABOVE, ONE_ABOVE, Rule
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import COUNTS, Bug, Condition
 from tests.harness.bugs.counterfactuals import counterfactuals
-from tests.harness.bugs.duplicates import is_same, met_again
+from tests.harness.bugs.duplicates import met_again, why_same
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.confirmation import confirmed, refuted
 from tests.harness.report.wording import conditions_of
@@ -279,9 +279,9 @@ def test_bugs_that_show_at_lengths_of_no_rule_are_one() -> None:
     def never(*_: object) -> None:
         pytest.fail("no case is run")
 
-    assert is_same(at_17, at_112, never, CLAIMS)
+    assert why_same(at_17, at_112, never, CLAIMS)
     with pytest.raises(pytest.fail.Exception):
-        is_same(at_17, other, never, CLAIMS)
+        why_same(at_17, other, never, CLAIMS)
 
 
 def test_tiles_of_both_lengths() -> None:

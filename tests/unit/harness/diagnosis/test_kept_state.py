@@ -12,7 +12,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug, Condition
-from tests.harness.bugs.duplicates import is_same, met_again
+from tests.harness.bugs.duplicates import met_again, why_same
 from tests.harness.bugs.failure import headline
 from tests.harness.clock import ShrinkBudget
 from tests.harness.diagnosis import triage
@@ -77,9 +77,9 @@ def test_a_bug_whose_smallest_case_holds_alone_is_what_another_one_keeps() -> No
 
     for fails in (False, True):
         for one, other in ((keeping("dv"), plain), (plain, keeping("dv"))):
-            assert is_same(one, other, run, Capabilities()) is not fails
+            assert why_same(one, other, run, Capabilities()) is not fails
     fails = False
-    assert not is_same(keeping("dv"), bug(CASE, ("out",), **WITH_NUMBERS), run, Capabilities())
+    assert not why_same(keeping("dv"), bug(CASE, ("out",), **WITH_NUMBERS), run, Capabilities())
 
 
 def test_a_bug_that_other_cases_made_leaves_what_the_known_one_needs() -> None:

@@ -16,7 +16,7 @@ from strategies.case import Case
 from strategies.features import HEADS, lie_as_contiguous
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.duplicates import why_same
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_its_calls
@@ -197,7 +197,7 @@ class TestRows:
             of_known = case.dout_layout == "gap" and case.batch > 1
             return wrong("dq") if fails(case) or of_known else None
 
-        assert is_same(known, found, run, CLAIMS) == (not is_needed)
+        assert bool(why_same(known, found, run, CLAIMS)) == (not is_needed)
 
     @pytest.mark.parametrize(("law", "is_needed"), [("determinism", False), ("backward", True)])
     def test_the_law_of_a_batch_tells_nothing_of_one_element(self, law: str, *, is_needed: bool) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tests.harness.bugs.bug import Bug, Occurrences, Severity
+from tests.harness.bugs.duplicates import OF_RECORDS
 from tests.harness.report.conclusion import merged, replaced
 from tests.unit.support.bugs import CASE, CAUSAL, GROUP, LONG, bug
 
@@ -21,6 +22,7 @@ class TestConclusion:
         assert [x.bug.key for x in found] == [one.key, other.key]
         assert found[0].seen.total == 1
         assert found[0].twins == (twin.key,)
+        assert found[0].reasons == (f"found again: dq is wrong (backward, {CASE.dtype}), as {OF_RECORDS}",)
         assert replaced(f"see {twin.key}/report.md", found) == f"see {one.key}/report.md"
 
     def test_bugs_of_few_examples_are_compared_first(self) -> None:
@@ -35,11 +37,15 @@ class TestConclusion:
                 seen[known.key].add("forward", replace(CASE, seed=seed), "out")
         compared: list[set[str]] = []
 
-        def is_same(one: Bug, other: Bug) -> bool:
+        def why_one(one: Bug, other: Bug) -> str:
             compared.append({one.failure.law, other.failure.law})
-            return {second, third} <= compared[-1]
+            return "both are late" if {second, third} <= compared[-1] else ""
 
-        assert len(merged(found, seen, is_same)) == 2
+        distinct = merged(found, seen, why_one)
+        assert len(distinct) == 2
+        ((reason,),) = filter(None, (x.reasons for x in distinct))
+        assert reason == f"found again: out is wrong ({third}, {CASE.dtype}), as both are late"
+        assert any(reason in x.lines() for x in distinct)
         assert sorted(compared[:2], key=sorted) == [{first, second}, {second, third}]
         assert compared[2:] == [{first, third}]
 
@@ -51,11 +57,11 @@ class TestConclusion:
         }
         compared: list[set[str]] = []
 
-        def is_same(one: Bug, other: Bug) -> bool:
+        def why_one(one: Bug, other: Bug) -> str:
             compared.append({one.failure.law, other.failure.law})
-            return False
+            return ""
 
-        assert len(merged(found, {}, is_same)) == 3
+        assert len(merged(found, {}, why_one)) == 3
         assert compared[0] == {*LAWS_OF_THREE[1:]}
 
 

@@ -13,7 +13,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition
-from tests.harness.bugs.duplicates import is_same
+from tests.harness.bugs.duplicates import why_same
 from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.law import law_named
 from tests.harness.trial.trial import Trial
@@ -68,9 +68,9 @@ def test_bugs_that_the_same_change_cures_are_two_if_one_makes_nan_and_the_other_
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
         return moved.failure.finding if case.spikes else None
 
-    assert not is_same(made, lost, run, Capabilities())
-    assert is_same(moved, lost, run, Capabilities())
-    assert is_same(moved, made, run, Capabilities())
+    assert not why_same(made, lost, run, Capabilities())
+    assert why_same(moved, lost, run, Capabilities())
+    assert why_same(moved, made, run, Capabilities())
     assert not made.could_break(lost.failure.finding)
     of_no_keys = replace(
         made.failure.finding, tensor="lse", tensors=("lse", "out"), neginf=2, nan=0, posinf=0
