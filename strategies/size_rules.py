@@ -77,7 +77,7 @@ class Rule:
         if self.kind in ENDS:
             next_whole = dict.fromkeys(n // tile * tile + tile for tile in (16, 32, 64))
             return (n, n + 1, *next_whole, *WHOLE_TILES, n // 2, 2 * n + 1)
-        return (n, n + 1, 2 * n, 2 * n + 1, n - 1, 3 * n)
+        return (n, n + 1, 2 * n, 2 * n + 1, n - 1, 3 * n, 8 * n)
 
 
 TILED = tuple(
