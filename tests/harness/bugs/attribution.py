@@ -96,10 +96,11 @@ def explain_by_known_bugs(
     while left and outcome.rest is not None:
         bug, rest = left.pop(0), outcome.rest
         cured = _Cured(bug.leaves_unwritten(rest.finding, rest.case))
-        if not cured.is_explained and _is_suspect(bug, rest, remembered, capabilities):
-            cured = _without(_in_law(rest.law, bug), rest, run, capabilities)
+        spoiling = _spoiling(bug, rest, remembered)
+        if not cured.is_explained and _is_suspect(spoiling, rest, remembered, capabilities):
+            cured = _without(_in_law(rest.law, spoiling), rest, run, capabilities)
         if cured.is_explained:
-            beside = _beside(bug, rest, run)
+            beside = _beside(spoiling, rest, run)
             if beside is not None and _spoils_also(bug, beside, run, capabilities, bugs):
                 bug, beside = with_tensors(bug, wrong_tensors(beside.finding)), None
             outcome.blamed.append(bug)
@@ -114,13 +115,27 @@ def explain_by_known_bugs(
     return outcome
 
 
+def _spoiling(bug: Bug, broken: FailingExample, run: Try) -> Bug:
+    """Return the bug with the gradients that differ between two calls because it makes out wrong in one of them.
+
+    A law that compares calls compares gradients that follow from the out of each. Example: the weights of the first
+    sequence are used in all, so that dq of the second one differs from that of a call for it alone. The bug has to show
+    in the case by its own law.
+    """
+    wrong = wrong_tensors(broken.finding)
+    may_be = bool(law_named(broken.law).compares) and "out" in bug.tensors and wrong.isdisjoint(bug.tensors)
+    if not (may_be and wrong <= bug.may_spoil and _is_shown_in([broken.case], bug, bug.failure.law, run)):
+        return bug
+    return with_tensors(bug, wrong)
+
+
 def _is_suspect(bug: Bug, broken: FailingExample, run: Try, capabilities: Capabilities) -> bool:
     """Whether a bug may be to blame for a failure, before any of its conditions is changed.
 
     It may not if
 
     1. the law's calls can't have what the bug needs, as where only a law with tables of angles shows it;
-    2. kind or tensors differ: a bug of dk does not explain a wrong dv;
+    2. kind or tensors differ: a bug of dk does not explain a wrong dv (but see ``_spoiling``);
     3. NaN in an input makes the failure, and the bug shows with finite numbers;
     4. rows that see no key make NaN, and the bug makes wrong numbers;
     5. scores are too small for the bug, unless the law itself makes them large;

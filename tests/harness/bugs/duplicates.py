@@ -68,7 +68,7 @@ def is_duplicate(
     2. ``other`` has no conditions: duplicate if it makes most ordinary cases wrong by much in all tensors of ``bug``,
        since no run can show what else is wrong there.
     3. Distinct if kinds or tensors differ, or if there are few drawn cases while more ordinary cases show ``bug`` than
-       ``other``.
+       ``other``. A law that compares calls may tell gradients that follow from a wrong out.
     4. Distinct if a case holds when it is run again, as a race may, or if a case does not meet the conditions of
        ``other``.
     5. Distinct if changing a condition of ``other`` does not fix the case. A rounding error may be left of a large
@@ -89,7 +89,8 @@ def is_duplicate(
     if not other.needs:
         return _hides(other, bug) or _may_need_as(other, bug)
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
-    if not bug.is_kin(other) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
+    may_spoil = bool(law_named(f.law).compares) and {*bug.tensors} <= other.may_spoil
+    if not (bug.is_kin(other) or may_spoil) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
     third = [
         x

@@ -159,3 +159,38 @@ def test_a_law_that_sets_large_scores_meets_what_needs_them() -> None:
         explain_by_known_bugs(FailingExample("forward", CASE, failed), [known], always, CLAIMS).rest
         is not None
     )
+
+
+@pytest.mark.parametrize(
+    ("law", "spoiled", "is_explained"),
+    [
+        ("determinism", {"dq", "dk"}, True),  # the gradients of each call follow from its own out
+        ("determinism", {"lse"}, False),
+        ("backward", {"dq"}, False),  # gradients are judged at the kernel's own out
+    ],
+)
+def test_gradients_that_differ_between_calls_follow_from_a_wrong_out(
+    law: str, spoiled: set[str], is_explained: bool
+) -> None:
+    """The weights of the first sequence are used in all."""
+    known = bug(CASE, ("out",), CAUSAL)
+
+    def run(asked: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return finding(({"out"} if asked == "forward" else spoiled) if case.causal else set())
+
+    found = run(law, CASE, frozenset())
+    assert found is not None
+    outcome = explain_by_known_bugs(FailingExample(law, CASE, found), [known], run, CLAIMS)
+    assert (outcome.rest is None, outcome.blamed) == (is_explained, [known] if is_explained else [])
+
+
+def test_gradients_that_differ_where_out_is_right_are_another_bug() -> None:
+    known = bug(CASE, ("out",), CAUSAL)
+
+    def run(asked: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return finding({"dq"} if asked == "determinism" and case.causal else set())
+
+    found = run("determinism", CASE, frozenset())
+    assert found is not None
+    outcome = explain_by_known_bugs(FailingExample("determinism", CASE, found), [known], run, CLAIMS)
+    assert outcome.rest is not None
