@@ -41,13 +41,13 @@ def as_contiguous(tensor: str) -> Change:
     "{tensor} is read by the strides of {other}",
     scopes=(EVERY, OUT_AND_LSE, BACKWARD),
     tensor=READ,
-    other=READ,
+    other=(*READ, "out"),
 )
 def by_strides_of(tensor: str, other: str) -> Change:
     """One tensor's strides are passed for another's."""
 
     def call(g: Given) -> Given:
-        if g[tensor].stride() == g[other].stride() or tensor == other:
+        if g.get(other) is None or g[tensor].stride() == g[other].stride() or tensor == other:
             return g
         return {**g, tensor: by_strides(g[tensor], g[other].stride())}
 

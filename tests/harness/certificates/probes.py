@@ -28,8 +28,16 @@ SCALES = (None, 0.3, None, -0.125)
 """The scales of the calls, in turns: the default one, and others."""
 OF_SIGN = (0.3, 0.7, 0.125, 1.5)
 """Sizes of the scales where the bug needs a scale: they have the sign of the failing case's."""
-LAID_OUT = ("contiguous", "bnhd", "bnhd")
-"""The layouts of calls with tensors in unlike layouts."""
+LAID_OUT = (
+    {"q_layout"},
+    {"dout_layout"},
+    {"k_layout", "v_layout"},
+    {"q_layout", "dout_layout"},
+    {"k_layout"},
+    {"q_layout", "v_layout"},
+    {"v_layout", "dout_layout"},
+)
+"""The tensors that are bnhd in calls with unlike layouts, in turns; the others are contiguous."""
 SMALL = 2**17
 """The most scores of a call."""
 
@@ -61,9 +69,8 @@ def _laid_out(case: Case, number: int, capabilities: Capabilities) -> Case | Non
     """Return a case with its tensors in unlike layouts; None if all are contiguous, or if that is not claimed."""
     if {getattr(case, name) for name in LAYOUT_FIELDS} == {"contiguous"}:
         return None
-    mixed: dict[str, Any] = {
-        name: LAID_OUT[(number + at) % len(LAID_OUT)] for at, name in enumerate(LAYOUT_FIELDS)
-    }
+    of_bnhd = LAID_OUT[number % len(LAID_OUT)]
+    mixed: dict[str, Any] = {name: "bnhd" if name in of_bnhd else "contiguous" for name in LAYOUT_FIELDS}
     return other if capabilities.admits(other := replace(case, **mixed)) else None
 
 
