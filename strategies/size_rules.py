@@ -1,8 +1,8 @@
 """Rules by which a size decides whether a bug shows, such as "above 64", and the search for the one that holds.
 
 The size is a number of queries, keys, columns, sequences or heads, or that of a page. All rules that agree with every
-size seen so far are kept, and the next size to ask is the one that splits them best, until one rule is left. ``told``
-says in words what is left, also where it is more than one rule.
+size seen so far are kept, and the next size to ask is the one whose answer refutes most of them, until one rule is
+left. ``told`` says in words what is left, also where it is more than one rule.
 """
 
 from collections.abc import Callable, Iterable, Sequence

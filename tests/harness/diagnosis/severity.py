@@ -53,11 +53,18 @@ def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -
     ordinary = ordinary_cases(runs.info.capabilities, own.dtype, runs.device_type, own)
     with suppress(BudgetSpent):
         for case in ordinary:
-            if (law, case) not in runs.ordinary:
-                spend()
-                found = runs.judged(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
-                runs.ordinary[law, case] = found
+            _found(case, failure, runs, spend)
     return [(case, runs.ordinary[law, case]) for case in ordinary if (law, case) in runs.ordinary]
+
+
+def _found(case: Case, failure: Failure, runs: Runs, spend: Callable[[], None]) -> Finding | None:
+    """Return what a failure's law finds in a case. It is run once for all failures. ``spend`` may raise BudgetSpent."""
+    law = failure.law
+    if (law, case) not in runs.ordinary:
+        spend()
+        found = runs.judged(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
+        runs.ordinary[law, case] = found
+    return runs.ordinary[law, case]
 
 
 def with_uses(
@@ -89,17 +96,11 @@ def _found_in_uses(failure: Failure, runs: Runs, spend: Callable[[], None]) -> d
 
     ``spend`` may raise BudgetSpent, which ends the runs. Findings are remembered for other failures.
     """
-    law = failure.law
     found: dict[str, list[Answer]] = {}
     with suppress(BudgetSpent):
         for use, cases in _cases_of_uses(failure, runs).items():
             for case in cases:
-                if (law, case) not in runs.ordinary:
-                    spend()
-                    runs.ordinary[law, case] = runs.judged(
-                        law, case, failure.ignored, explained=True, designs=ALL_DESIGNS
-                    )
-                found.setdefault(use, []).append((case, runs.ordinary[law, case]))
+                found.setdefault(use, []).append((case, _found(case, failure, runs, spend)))
     return found
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
 from tests.harness.certificates.certified import beside_certified, explained_by, explains
+from tests.harness.running.runs import Runs
 from tests.harness.verdict import Finding
 from tests.unit.support.stubs import runs_of
 
@@ -48,10 +49,10 @@ def test_bugs_without_a_certificate_are_not_compared() -> None:
 class Answers:
     """Runs that hold for the certificates that are told."""
 
+    assumed: tuple[str, ...] = ()
+
     def __init__(self, *held: tuple[str, ...]) -> None:
         self.held = held
-
-    assumed: tuple[str, ...] = ()
 
     @contextmanager
     def assuming(self, alternatives: tuple[str, ...]) -> Iterator[None]:
@@ -63,18 +64,23 @@ class Answers:
         return tuple(json.loads(x)[0] for x in alternatives) in self.held
 
 
+def as_runs(answers: Answers) -> Runs:
+    """Return what stands in for the runs of a kernel."""
+    return cast(Runs, answers)
+
+
 def test_a_failure_is_explained_by_one_bug_or_by_all_together() -> None:
     first, second, unknown = bug(("no_delta", ["dq"], {})), bug(("no_mask", ["out"], {})), bug()
     known = [first, second, unknown]
     broken = FailingExample("backward", Case(), first.failure.finding)
-    assert explained_by(broken, known, Answers(("no_mask",))) == [second]  # type: ignore[arg-type]
-    assert explained_by(broken, known, Answers(("no_delta", "no_mask"))) == [first, second]  # type: ignore[arg-type]
-    assert explained_by(broken, known, Answers()) == []  # type: ignore[arg-type]
+    assert explained_by(broken, known, as_runs(Answers(("no_mask",)))) == [second]
+    assert explained_by(broken, known, as_runs(Answers(("no_delta", "no_mask")))) == [first, second]
+    assert explained_by(broken, known, as_runs(Answers())) == []
 
 
 def test_a_crash_is_explained_by_no_certificate() -> None:
     known, died = [bug(("no_delta", ["dq"], {}))], Finding(claim="it runs", kind="died")
-    assert explained_by(FailingExample("forward", Case(), died), known, Answers(("no_delta",))) == []  # type: ignore[arg-type]
+    assert explained_by(FailingExample("forward", Case(), died), known, as_runs(Answers(("no_delta",)))) == []
 
 
 @pytest.mark.parametrize(
@@ -97,11 +103,11 @@ def test_what_is_left_of_a_failure_is_judged_against_certificates_if_they_explai
     certified = bug(("dq_unscaled", ["dq"], {}))
     whole = replace(certified.failure.finding, tensors=("dq", "dk"), wrong=100)
     broken = FailingExample("backward", Case(), whole)
-    rest = beside_certified(broken, [certified, bug()], Left())  # type: ignore[arg-type]
+    rest = beside_certified(broken, [certified, bug()], as_runs(Left()))
     assert (rest.alternatives == certified.failure.finding.alternatives) is is_told
     assert (rest.finding != whole) is is_told
     of_some = replace(certified.failure, finding=replace(certified.failure.finding, of_some=True))
-    assert beside_certified(broken, [replace(certified, failure=of_some)], Left()) is broken  # type: ignore[arg-type]
+    assert beside_certified(broken, [replace(certified, failure=of_some)], as_runs(Left())) is broken
 
 
 def test_what_is_wrong_beside_a_certified_bug_is_no_duplicate_of_it() -> None:
@@ -121,7 +127,7 @@ def test_other_calls_are_not_judged_against_a_number_that_is_fitted_to_some() ->
     assert not fitted.is_certified_exactly
     assert bug(("lone_row_lost", ["dk"], {"tile": 64})).is_certified_exactly
     broken = FailingExample("backward", Case(), replace(fitted.failure.finding, wrong=100))
-    assert beside_certified(broken, [fitted], Answers()) is broken  # type: ignore[arg-type]
+    assert beside_certified(broken, [fitted], as_runs(Answers())) is broken
 
 
 def test_a_smallest_case_that_a_certificate_explains_is_that_bug() -> None:
