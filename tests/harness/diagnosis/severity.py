@@ -100,7 +100,8 @@ def _found_in_uses(failure: Failure, runs: Runs, spend: Callable[[], None]) -> d
     with suppress(BudgetSpent):
         for use, cases in _cases_of_uses(failure, runs).items():
             for case in cases:
-                found.setdefault(use, []).append((case, _found(case, failure, runs, spend)))
+                answer = case, _found(case, failure, runs, spend)
+                found.setdefault(use, []).append(answer)
     return found
 
 

@@ -1,12 +1,16 @@
 """How many ordinary cases show a bug."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from strategies.case import Case
 from tests.harness.bugs.bug import ENOUGH, Bug, Occurrences, Severity
 from tests.harness.bugs.dense import ORDINARY, ordinary_cases
+from tests.harness.clock import meter
 from tests.harness.diagnosis.severity import PER_USE, with_uses
 from tests.harness.report.wording import annotation, rank, severity, told
 from tests.harness.verdict import Finding
@@ -83,7 +87,7 @@ class TestSeverity:
 Counts = dict[str, tuple[int, int]]
 
 
-def uses_of(wrong: Wrong, law: str, **claims: Any) -> Counts:
+def uses_of(wrong: Wrong, law: str, spend: Callable[[], None] = lambda: None, **claims: Any) -> Counts:
     """Return for each use in how many of how many cases a kernel shows a bug under a law."""
     capabilities = replace(CLAIMS, **claims)
     run = runner(wrong)
@@ -97,7 +101,7 @@ def uses_of(wrong: Wrong, law: str, **claims: Any) -> Counts:
     ordinary = [
         (case, run(law, case, frozenset())) for case in ordinary_cases(capabilities, "float32", "cpu")
     ]
-    uses = with_uses(known, ordinary, runs, lambda x: x, lambda: None).severity.uses
+    uses = with_uses(known, ordinary, runs, lambda x: x, spend).severity.uses
     return {use: (shown, tried) for use, shown, tried in uses}
 
 
@@ -111,6 +115,13 @@ def test_a_bug_of_every_decode_step_shows_in_none_of_the_prefills() -> None:
     assert uses["calls of grouped heads"] == (0, PER_USE)
     assert "training steps" in uses_of(decode, "backward")
     assert [*uses_of(decode, "forward", max_seqlen_q=1, grouped_heads=False)] == ["decode steps"]
+
+
+@pytest.mark.parametrize("most", [0, 1, PER_USE, PER_USE + 1])
+def test_a_use_of_which_no_case_was_run_in_time_is_not_counted(most: int) -> None:
+    uses = uses_of(lambda case: {"out"}, "forward", meter(60, calls=most))
+    assert all(tried for _, tried in uses.values())
+    assert sum(tried for use, (_, tried) in uses.items() if use != "prefills") == most
 
 
 def test_a_law_of_several_sequences_has_uses_of_each_kind() -> None:
