@@ -34,6 +34,9 @@ class Design:
     Row ``i`` is for the dtype ``i % len(dtypes)``: the items of all dtypes share the rows. The first rows take levels
     in their order, from the one with the number ``first`` on. With ``variants``, which are rows of ``Variants``, each
     case has the levels of one of these, as far as its space has them, and is steered to levels of all other axes.
+
+    Rows of large cases, of which there are few, have the sizes in their order: those that take less time come first,
+    whatever pairs they form. Row ``i`` has the size with the number ``first + i * step``.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class Design:
         numbers: bool = True,
         seed: object = 0,
         first: int = 0,
+        step: int = 1,
         variants: Sequence[Row] = (),
     ) -> None:
-        self.spaces, self.seed, self.first = spaces, seed, first
+        self.spaces, self.seed, self.first, self.step = spaces, seed, first, step
         self.dtypes = [space.dtype for space in spaces]
         self.axes = self.axes_of(spaces[0], numbers)
+        self.sizes = next((axis.levels for axis in self.axes if axis.name == "size"), ())
         self.variants = [self._known(row) for row in variants]
         self.found: list[Row] = []
 
@@ -72,6 +77,8 @@ class Design:
             turn, dtype = divmod(place, len(self.dtypes))
             fixed = {"dtype": self.dtypes[dtype]} if len(self.dtypes) > 1 else {}
             fixed |= self._variant(turn)
+            if self.sizes:
+                fixed["size"] = self.sizes[(self.first + place * self.step) % len(self.sizes)]
             chance = Random(f"{self.seed} {place}")
             if turn % USUAL == 1:
                 self.found.append({**{axis.name: _usual(axis, chance) for axis in self.axes}, **fixed})

@@ -114,14 +114,19 @@ class Subject:
         """
         key = (repr(self.claims), law.name, number, *variants)
         if key not in self.designs:
-            dtypes = (self.dtype,) if variants else self.claims.dtypes
-            spaces = [self._space(dtype, law.draws) for dtype in dtypes if dtype in law.dtypes]
-            apart = APART * self.claims.dtypes.index(self.dtype) if variants else 0
+            all_dtypes = [dtype for dtype in self.claims.dtypes if dtype in law.dtypes]
+            dtypes = [self.dtype] if variants else all_dtypes
+            at = all_dtypes.index(self.dtype) if variants else 0
+            # Each turn has at least one large case of each dtype.
+            of_sizes = number * len(all_dtypes) + at, len(all_dtypes) // len(dtypes)
+            of_law = place_among_laws(law) * len(dtypes) + APART * at, 1
+            first, step = of_sizes if law.draws.get("large") else of_law
             self.designs[key] = Design(
-                spaces,
+                [self._space(dtype, law.draws) for dtype in dtypes],
                 numbers="numbers" not in law.sets,
                 seed=f"{source} {law.name} {number}",
-                first=place_among_laws(law) * len(spaces) + apart,
+                first=first,
+                step=step,
                 variants=[self._variants(source).row(variant) for variant in variants],
             )
         return self.designs[key]

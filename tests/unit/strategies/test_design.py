@@ -160,3 +160,14 @@ def test_rows_have_no_pair_that_no_case_can_have() -> None:
         chosen = [number[item] for item in row.items() if item in number]
         if not 3 <= i % 12 < 6:  # the others have usual levels
             assert all(design.pairs.possible[x] >> y & 1 for x, y in combinations(chosen, 2)), row
+
+
+def test_large_cases_have_the_sizes_in_their_order() -> None:
+    spaces = [Space(capabilities=PLAIN, dtype=dtype, large=True) for dtype in PLAIN.dtypes]
+    sizes = spaces[0].scales
+    shared = Design(spaces, first=2)
+    assert [shared.row(i)["size"] for i in range(len(sizes))] == [*sizes[2:], *sizes[:2]]
+    alone = [Design([space], first=at, step=len(spaces)) for at, space in enumerate(spaces)]
+    assert [design.row(place)["size"] for place in range(2) for design in alone] == [
+        *sizes[: 2 * len(spaces)]
+    ]
