@@ -35,8 +35,8 @@ class Design:
     in their order, from the one with the number ``first`` on. With ``variants``, which are rows of ``Variants``, each
     case has the levels of one of these, as far as its space has them, and is steered to levels of all other axes.
 
-    Rows of large cases, of which there are few, have the sizes in their order: those that take less time come first,
-    whatever pairs they form. Row ``i`` has the size with the number ``first + i * step``.
+    Rows of large cases, of which there are few, have the sizes in the order of ``SCALES``, whatever pairs they form:
+    row ``i`` has the size with the number ``first + i * step``.
     """
 
     def __init__(

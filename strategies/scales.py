@@ -69,17 +69,17 @@ SCALES: dict[str, Scale] = {
     "keys above 2^16": Scale("keys", 16),
     "an empty batch": Scale("none", 0),
     "rows and keys above 2^11": Scale("both", 11),
+    "heads of all sequences above 2^16": Scale("heads", 16),
     "rows above 2^16": Scale("rows", 16),
     "keys above 2^17": Scale("keys", 17),
     "rows and keys above 2^12": Scale("both", 12),
-    "heads of all sequences above 2^16": Scale("heads", 16),
     "keys above 2^20": Scale("keys", 20),
     "rows and keys above 2^15": Scale("both", 15, "cuda"),
     "rows and keys above 2^16": Scale("both", 16, "cuda"),
     "elements of q above 2^31": Scale("q", 31, "cuda"),
     "elements of k above 2^31": Scale("k", 31, "cuda"),
 }
-"""The sizes by name. Any other field goes with the first; of the others, those that take less time come first."""
+"""The sizes by name, in the order in which they are tried. Any other field goes with the first."""
 
 
 def scales_claimed(c: Capabilities, device_type: str, max_seqlen: int | None) -> tuple[str, ...]:
