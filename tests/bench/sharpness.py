@@ -19,10 +19,10 @@ from kernels.contract.parsing import PLAIN_FUNCTION
 from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.designs.explanations import with_explanations
 from tests.harness.law import law_named
 from tests.harness.run import ONE_DESIGN
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
-from tests.harness.worker.designs import with_explanations
 
 TENSORS = ("out", "lse", "dq", "dk", "dv")
 DTYPES = ("float16", "bfloat16", "float32")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from strategies.case import Case
 from tests.harness.bugs.imprecise import ImpreciseCall, sentence
+from tests.harness.designs.explanations import with_explanations
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
-from tests.harness.worker.designs import with_explanations
 from tests.panel import narrow
 from tests.panel.narrow import tf32_of_converted
 from tests.unit.support.running import SubjectOf, broken, finding_of

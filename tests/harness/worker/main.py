@@ -35,6 +35,7 @@ from reference.alternatives import named
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from strategies.case import TENSORS, Case, from_record
+from tests.harness.designs.explanations import with_explanations
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.left_behind import is_used_up
 from tests.harness.device.memory import (
@@ -67,7 +68,6 @@ from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
 from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
 from tests.harness.worker.certificates import search
-from tests.harness.worker.designs import with_explanations
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
 from tests.harness.worker.script_process import ScriptProcess

@@ -9,12 +9,12 @@ from kernels.contract.parsing import PLAIN_FUNCTION
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.designs.explanations import with_explanations
 from tests.harness.designs.ordinary import ordinary_call
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.harness.worker.designs import with_explanations
 from tests.panel import LESS_PRECISION, Member
 from tests.unit.support.biased import BIASED, kernel
 

@@ -9,11 +9,11 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from reference.family import concerns
 from strategies.case import Case
+from tests.harness.designs.explanations import with_explanations
 from tests.harness.designs.rivals import RIVALS, likeliest
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial.trial import LawBroken, Trial
-from tests.harness.worker.designs import with_explanations
 from tests.panel.scores import IN_16_BITS
 
 CASE = Case(

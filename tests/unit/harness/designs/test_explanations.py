@@ -11,12 +11,12 @@ from torch import Tensor
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
+from tests.harness.designs.explanations import is_plainly_wrong, likeliest_of, with_explanations
 from tests.harness.designs.ordinary import asked_whether, left_by
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial.trial import Trial
 from tests.harness.verdict import Finding
-from tests.harness.worker.designs import is_plainly_wrong, likeliest_of, with_explanations
 from tests.panel import packed
 from tests.panel.heads import heads_of
 from tests.panel.narrow import truncated
