@@ -62,6 +62,21 @@ class Window:
         distinct(mask.as_strided(self.tensor.shape, strides, start)).fill_(True)
         return mask
 
+    def around(self) -> dict[str, Tensor]:
+        """Return which elements of the region lie before the tensor, between its rows, and behind it.
+
+        Each place, in words that its name follows, has a mask of bool, (blocks, width). Places without elements are
+        left out. Of the blocks of a huge storage, all that lies around the tensor is between its rows.
+        """
+        inside = self.inside()
+        number = torch.arange(inside.numel(), device=inside.device).view_as(inside)
+        places = {"between rows of": ~inside}
+        if len(inside) == 1 and bool(inside.any()):
+            first, last = (int(x) for x in number[inside].aminmax())
+            before, behind = number < first, number > last
+            places = {"before": before, "between rows of": ~(inside | before | behind), "behind": behind}
+        return {place: there for place, there in places.items() if bool(there.any())}
+
     def refill(self, margin_value: float) -> None:
         """Replace the poison by ``margin_value``; the tensor keeps its entries."""
         entries = distinct(self.tensor)

@@ -82,6 +82,8 @@ class Finding:
         certificate: what the kernel does in place of what is right, in words; "" if that is not known.
         alternatives: the same as records of ``reference.alternatives`` in JSON, as far as it is one of these.
         of_some: whether it is known only of calls that have what the bug needs.
+        outside: where memory lies around the inputs that is read, so that NaN there makes the tensor NaN, such as
+            "behind k".
     """
 
     claim: str
@@ -112,10 +114,20 @@ class Finding:
     certificate: str = ""
     alternatives: tuple[str, ...] = ()
     of_some: bool = False
+    outside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # JSON turns tuples into lists.
-        for name in ("index", "tensors", "of_nan", "rate", "explained_by", "likely", "alternatives"):
+        for name in (
+            "index",
+            "tensors",
+            "of_nan",
+            "rate",
+            "explained_by",
+            "likely",
+            "alternatives",
+            "outside",
+        ):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
@@ -220,12 +232,14 @@ class Finding:
 
     @property
     def instead(self) -> set[tuple[Any, ...]]:
-        """Return each alternative with each tensor that it concerns, to be compared with those of other findings.
+        """Return what the kernel does instead, in parts that are compared with those of other findings.
+
+        These are each alternative with each tensor that it concerns, and each place outside of a tensor that is read.
 
         Sizes of tiles and restrictions to some calls are left out, as they may follow head_dim, and fitted numbers are
         rounded.
         """
-        found = set[tuple[Any, ...]]()
+        found: set[tuple[Any, ...]] = {("outside", place) for place in self.outside}
         for name, tensors, values in map(json.loads, self.alternatives):
             told = {key: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for key, x in values.items()}
             told = {key: x for key, x in told.items() if key not in ("tile", "only")}
@@ -235,6 +249,21 @@ class Finding:
     def is_told_as(self, other: "Finding") -> bool:
         """Whether two findings are of one bug by words alone: those of their origin, or of what is computed instead."""
         return bool(self.origin and self.origin == other.origin) or not self.instead.isdisjoint(other.instead)
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether it is known what the kernel does instead, so that a report begins with it."""
+        return bool(self.alternatives or self.outside)
+
+    def certified_as(self, other: "Finding") -> "Finding":
+        """Return the finding with what another of the same bug says that the kernel does instead."""
+        return replace(
+            self,
+            certificate=other.certificate,
+            alternatives=other.alternatives,
+            of_some=other.of_some,
+            outside=other.outside,
+        )
 
     def with_nan_of(self, other: "Finding") -> "Finding":
         """Return the finding with what another of the same bug did to NaN added."""

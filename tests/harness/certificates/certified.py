@@ -27,12 +27,16 @@ FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
 
 
 def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: float) -> Failure:
-    """Return a failure with its certificate, if calls show what the kernel computes instead.
+    """Return a failure with its certificate, if calls show what the kernel computes or reads instead.
 
-    A failure that is judged against other certificates gets none. Calls of all kinds are asked first. If they give no
+    A failure that is judged against other certificates gets none. Where it is NaN that comes from memory around an
+    input, the certificate says so. Else calls of all kinds are asked first. If they give no
     certificate, they have what the bug ``needs``, by names of fields, and then the rest as it is in the failing case.
     """
     case, capabilities = failure.case, runs.claims_of(failure.law)
+    if outside := runs.read_outside(failure.law, case, failure.finding):
+        what = f"memory is read that lies {' and '.join(outside)}"
+        return replace(failure, finding=replace(failure.finding, certificate=what, outside=outside))
     law = law_named(failure.law)
     if (
         failure.alternatives
@@ -113,8 +117,13 @@ def explains(known: Bug, bug: Bug, run: Try, runs: Runs) -> bool:
 def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> list[Bug]:
     """Return the bugs whose certificates explain a failure, alone or all together; none if they do not.
 
-    They do if the case holds, judged against what they say that the kernel computes. Raises OutOfTime.
+    They do if the case holds, judged against what they say that the kernel computes, or if NaN comes from memory that
+    they say it reads. Raises OutOfTime.
     """
+    if any(bug.failure.finding.outside for bug in known):
+        outside = {*runs.read_outside(broken.law, broken.case, broken.finding)}
+        if of_outside := [bug for bug in known if not outside.isdisjoint(bug.failure.finding.outside)]:
+            return of_outside
     with_one = [bug for bug in known if bug.failure.finding.alternatives]
     if broken.finding.kind not in NUMBERS:
         return []

@@ -135,7 +135,8 @@ class Investigation:
             finding = self.runs.info.finding(verdict)
             self.is_misled = finding is None or not is_in_common(failure.finding, finding)
             if finding and finding.tensor == failure.finding.tensor and not self.is_misled:
-                return replace(failure, finding=finding.with_nan_of(failure.finding))
+                known = failure.finding
+                return replace(failure, finding=finding.with_nan_of(known).certified_as(known))
         return failure
 
     @property
@@ -302,12 +303,7 @@ class Investigation:
             return None
         if self.needs_earlier_calls and self.found(replace(case, earlier=())) is not None:
             return None
-        found = replace(
-            finding.with_nan_of(mine),
-            certificate=mine.certificate,
-            alternatives=mine.alternatives,
-            of_some=mine.of_some,
-        )
+        found = finding.with_nan_of(mine).certified_as(mine)
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:

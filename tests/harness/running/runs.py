@@ -16,6 +16,7 @@ from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case, to_record
 from strategies.cases import with_gradients
+from strategies.features import NAN, value_of
 from strategies.scales import scale_of
 from tests.harness.clock import LEAST_SECONDS, Clock
 from tests.harness.law import Law, law_named
@@ -489,6 +490,19 @@ class Runs:
         told = {"cases": [*map(to_record, cases)], "further": [*map(to_record, further)], "seconds": seconds}
         answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + LEAST_SECONDS)
         return "; ".join(answer["words"]), tuple(answer["alternatives"])
+
+    def read_outside(self, law: str, case: Case, finding: Finding) -> tuple[str, ...]:
+        """Return the places around the inputs, such as "behind k", from which NaN comes into a tensor of a result.
+
+        They are asked for where a law finds NaN that no input has. None are returned if the kernel gives no answer.
+        """
+        is_made = finding.kind == "nonfinite" and "made" in finding.of_nan
+        if not is_made or value_of(case, NAN):
+            return ()
+        with suppress(ChildDied, HarnessError):
+            run = Run(self.info.spec, self.info.claims, law, case)
+            return tuple(self.child.ask(run.request("outside", tensor=finding.tensor))["places"])
+        return ()
 
     def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""

@@ -68,6 +68,7 @@ from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
 from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
 from tests.harness.worker.certificates import search
+from tests.harness.worker.outside import NUMBER, read_outside
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
 from tests.harness.worker.script_process import ScriptProcess
@@ -196,6 +197,15 @@ class Worker:
         if found is None or found.unexplained:
             return {"words": [], "alternatives": []}
         return {"words": found.words, "alternatives": [json.dumps(x.record) for x in found.alternatives]}
+
+    def do_outside(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the places around the inputs of a case from which NaN reaches a ``tensor`` of its results."""
+        run, places = run_of(request), list[str]()
+        kernel = self.kernel(run.spec, run.claims)
+        with suppress(LawBroken, Refused, CannotRun):
+            trial = Trial(kernel, run.case, self.device, run.safety, margin=NUMBER, home=self.device)
+            places = read_outside(trial, request["tensor"])
+        return {"places": places}
 
     def do_in_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether a case holds if the programs of each launch run one after the other, as in a script."""

@@ -166,3 +166,11 @@ def test_what_is_changed_together_stays_together() -> None:
     keys, values = changed_together(k, v := k[..., 1:6], torch.clone, torch.neg)
     assert torch.equal(keys, k)
     assert torch.equal(values, -v)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_lies_around_a_tensor_is_all_that_is_not_inside(layout: str) -> None:
+    window = place(torch.randn(2, 3, 4, 16), layout)
+    places = window.around()
+    assert {*places} <= {"before", "between rows of", "behind"}
+    assert torch.equal(sum(x.int() for x in places.values()), (~window.inside()).int())

@@ -13,7 +13,7 @@ from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.certificates.certified import beside_certified, explained_by, explains
+from tests.harness.certificates.certified import beside_certified, certified, explained_by, explains
 from tests.harness.running.runs import Runs
 from tests.harness.verdict import Finding
 from tests.unit.support.stubs import runs_of
@@ -60,8 +60,17 @@ class Answers:
         yield
         self.assumed = ()
 
+    def read_outside(self, law: str, case: Case, finding: Finding) -> tuple[str, ...]:
+        return finding.outside
+
     def holds_as(self, law: str, case: Case, ignored: frozenset[str], alternatives: tuple[str, ...]) -> bool:
         return tuple(json.loads(x)[0] for x in alternatives) in self.held
+
+
+def reading(*places: str) -> Bug:
+    """Return a bug whose kernel reads memory at these places."""
+    known = bug().failure
+    return Bug(replace(known, finding=replace(known.finding, kind="nonfinite", outside=places)))
 
 
 def as_runs(answers: Answers) -> Runs:
@@ -139,3 +148,25 @@ def test_a_smallest_case_that_a_certificate_explains_is_that_bug() -> None:
     assert not explains(other, certified, lambda *_: other.failure.finding, runs)
     runs.holds_as = Answers().holds_as
     assert not explains(certified, other, lambda *_: other.failure.finding, runs)
+
+
+def test_a_failure_is_explained_by_a_bug_that_reads_at_the_same_place() -> None:
+    known = [bug(("no_delta", ["dq"], {})), reading("behind k", "behind v"), reading("before q")]
+    runs = as_runs(Answers())
+    for places, expected in ((("behind v",), known[1:2]), (("before q",), known[2:]), (("before k",), [])):
+        broken = FailingExample("forward", Case(), reading(*places).failure.finding)
+        assert explained_by(broken, known, runs) == expected
+
+
+def test_bugs_that_read_at_a_common_place_are_one() -> None:
+    assert reading("behind k", "behind v").is_like(reading("behind k"))
+    assert not reading("behind k").failure.finding.is_told_as(reading("behind v").failure.finding)
+    assert reading("behind k").failure.finding.is_certified
+
+
+def test_where_nan_comes_from_memory_outside_that_is_the_certificate() -> None:
+    failure = replace(reading("behind k").failure, finding=Finding(claim="", kind="nonfinite", tensor="out"))
+    runs = runs_of(Capabilities(), read_outside=lambda *_: ("before q", "behind k"))
+    told = certified(failure, runs, (), 1.0).finding
+    assert told.certificate == "memory is read that lies before q and behind k"
+    assert told.outside == ("before q", "behind k")
