@@ -80,6 +80,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report-dir", default="reports", metavar="DIR", help="where reports go (default: reports)"
     )
     group.addoption(
+        "--json",
+        metavar="FILE|-",
+        help="write the verdict as JSON into a file too or, as -, to stdout, which then has nothing else: see "
+        "docs/verdict.md",
+    )
+    group.addoption(
         "--shrink-seconds",
         type=float,
         metavar="S",

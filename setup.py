@@ -104,6 +104,7 @@ if __name__ == "__main__":
         package_data={
             f"{NAME}.tests.harness.commands": ["*.ini"],
             f"{NAME}.tests.harness.report": ["*.html"],
+            f"{NAME}.tests.harness.programs": ["*.json"],
             f"{NAME}.tests.mutation": ["*.toml"],
             f"{NAME}.kernels.mutants": ["*.diff"],
         },

@@ -16,6 +16,9 @@ JOURNALS = ".journal"
 SUMMARY = "summary.json"
 """The file of a run's results, within the report directory."""
 
+VERDICT = "verdict.json"
+"""The file of what programs are told of a run, within the report directory."""
+
 ROOT = Path(__file__).parents[2]
 """The folder with ``kernels``, ``strategies``, ``reference``, ``tests`` and conftest.py."""
 

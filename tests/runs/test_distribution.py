@@ -212,7 +212,7 @@ class TestWheel:
         assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} == {"flashproof"}
         package = site / "flashproof"
         assert {x.name for x in package.iterdir()} == {*FOLDERS, "__init__.py", "conftest.py", "py.typed"}
-        for ending in ("py", "ini", "diff"):
+        for ending in ("py", "ini", "diff", "json"):
             files = {
                 str(path.relative_to(ROOT))
                 for folder in FOLDERS

@@ -15,7 +15,8 @@ from _pytest._io import TerminalWriter
 from tests.harness.bugs.bug import Bug
 from tests.harness.commands.arguments import OneLine
 from tests.harness.commands.union import Find, check_alike, merged_runs
-from tests.harness.files import SUMMARY, write_whole
+from tests.harness.files import SUMMARY, VERDICT, write_whole
+from tests.harness.programs.verdict import text_of, verdict_of
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import replaced
 from tests.harness.report.folder import add_to_report, report_folder, write
@@ -99,6 +100,7 @@ def write_result(
             content |= {"run": told_of_run(runs, status), "shards": shards(runs, silent)}
             before = read_night(into / SUMMARY)
             write_whole(into / SUMMARY, json.dumps(content, indent=1) + "\n")
+            write_whole(into / VERDICT, text_of(verdict_of(content, into)))
             write_page(into, content, before)
     except pytest.UsageError as e:
         raise ValueError(str(e)) from None

@@ -15,7 +15,7 @@ from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.lengths import shortest_lengths
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.device.gpus import VISIBLE, gpus
-from tests.harness.files import JOURNALS, SUMMARY
+from tests.harness.files import JOURNALS, SUMMARY, VERDICT
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.report.database import Finds, Kept, finds_at, read_report
 from tests.harness.report.folder import report_folder
@@ -222,7 +222,7 @@ def _corpus(config: pytest.Config) -> tuple[Kept, ...]:
     if folder is None:
         return ()
     found = sorted(Path(folder).rglob("*.json")) if folder else []
-    paths = [path for path in found if path.name != SUMMARY and path.parent.name != JOURNALS]
+    paths = [path for path in found if path.name not in (SUMMARY, VERDICT) and path.parent.name != JOURNALS]
     if not paths:
         raise pytest.UsageError(f"--corpus: got {folder!r}, expected a folder with the case.json of reports")
     try:

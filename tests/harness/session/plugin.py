@@ -4,25 +4,40 @@ import io
 import json
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from tests.harness.law import PROPERTIES, Law
+from tests.harness.programs.delivery import Delivery
 from tests.harness.session.header import header
 from tests.harness.session.item import ORDER, PLAN, LawTurn
 from tests.harness.session.plan import covers_properties, make_plan
 from tests.harness.session.progress import LiveLine
 from tests.harness.session.summary import Summary
 
+DELIVERY = pytest.StashKey[Delivery]()
+"""Where the verdict of the run goes, if it is asked for by --json."""
 MOST_RESTARTS = 200
 """How many workers of pytest-xdist may be killed before the run is given up, unless --max-worker-restart says it."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let workers of pytest-xdist be replaced more often than by default, before it reads how often."""
-    if covers_properties(config) and getattr(config.option, "maxworkerrestart", "") is None:
+    """Let workers of pytest-xdist be replaced more often than by default, and free stdout for the verdict.
+
+    pytest-xdist has not read yet how often, and pytest has not made its reporter.
+    """
+    if not covers_properties(config):
+        return
+    if getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = str(MOST_RESTARTS)
+    place = config.getoption("--json")
+    if place is not None and not hasattr(config, "workerinput"):
+        report_dir = Path(config.getoption("--report-dir"))
+        config.stash[DELIVERY] = Delivery(
+            place, report_dir, config.pluginmanager.get_plugin("capturemanager")
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,7 +46,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not covers_properties(config):
         return
-    plan = config.stash[PLAN] = make_plan(config)
+    delivery = config.stash.get(DELIVERY, None)
+    try:
+        plan = config.stash[PLAN] = make_plan(config)
+    except pytest.UsageError as e:
+        if delivery is not None:
+            delivery.error = str(e)
+        raise
     if hasattr(config, "workerinput"):
         return
     if config.getoption("dist", "no") != "no":
@@ -39,6 +60,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # the turns are taken in their order, by all workers of pytest-xdist
     summary = Summary(plan)
+    if delivery is not None:
+        delivery.content = summary.content
     config.pluginmanager.register(summary)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
@@ -47,9 +70,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the child processes, and close the journal."""
+    """End the child processes, close the journal, and deliver the verdict."""
     if PLAN in config.stash:
         config.stash[PLAN].close()
+    if DELIVERY in config.stash:
+        config.stash[DELIVERY].deliver()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -18,7 +18,8 @@ from tests.harness.bugs.bug import Bug, Occurrences
 from tests.harness.bugs.duplicates import OF_RECORDS, are_one_read, is_duplicate, why_same
 from tests.harness.certificates.certified import explains
 from tests.harness.clock import BudgetSpent, meter
-from tests.harness.files import JOURNALS, SUMMARY, write_whole
+from tests.harness.files import JOURNALS, SUMMARY, VERDICT, write_whole
+from tests.harness.programs.verdict import text_of, verdict_of
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import DistinctBug, merged, replaced, with_offers
 from tests.harness.report.folder import add_to_report
@@ -120,12 +121,23 @@ class Summary:
             self._write()
             self.written = time.monotonic()
 
-    def _write(self) -> None:
-        """Write summary.json anew, and now and then the page. A replay leaves the page of the last night as it is."""
-        self.results.add_unreported(self.ledger, is_over=self.exit_status is not None)
+    def content(self) -> dict[str, Any]:
+        """Return the content of summary.json."""
         results = self.results.to_dict(self.plan.environment, self.plan.unavailable)
-        content = {**results, "run": self._run()}
-        self.unwritten = unwritten(lambda: write_whole(self.path, json.dumps(content, indent=1) + "\n"))
+        return {**results, "run": self._run()}
+
+    def _write_files(self, content: dict[str, Any]) -> None:
+        write_whole(self.path, json.dumps(content, indent=1) + "\n")
+        write_whole(self.plan.report_dir / VERDICT, text_of(verdict_of(content, self.plan.report_dir)))
+
+    def _write(self) -> None:
+        """Write summary.json and verdict.json anew, and now and then the page.
+
+        A replay leaves the page of the last night as it is.
+        """
+        self.results.add_unreported(self.ledger, is_over=self.exit_status is not None)
+        content = self.content()
+        self.unwritten = unwritten(lambda: self._write_files(content))
         is_due = self.exit_status is not None or time.monotonic() - self.page_written >= PAGE_SECONDS
         if self.plan.replay is None and is_due:
             self.page_written = time.monotonic()

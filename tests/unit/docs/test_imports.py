@@ -51,17 +51,25 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tests.harness.running": (*BELOW_RUNNING, "tests.harness.device", "kernels"),
     "tests.harness.bugs": (*BELOW_RUNNING, "tests.harness.running"),
     "tests.harness.report": BELOW_REPORT,
+    "tests.harness.programs": (*BELOW_REPORT, "tests.harness.report", "kernels"),
     "tests.harness.certificates": BELOW_REPORT,
     "tests.harness.diagnosis": (*BELOW_REPORT, "tests.harness.report", "tests.harness.certificates"),
     "tests.harness.session": (
         *BELOW_REPORT,
         "tests.harness.report",
+        "tests.harness.programs",
         "tests.harness.certificates",
         "tests.harness.diagnosis",
         "tests.harness.device",
         "kernels",
     ),
-    "tests.harness.commands": (*BELOW_REPORT, "tests.harness.report", "kernels", "tests.bench"),
+    "tests.harness.commands": (
+        *BELOW_REPORT,
+        "tests.harness.report",
+        "tests.harness.programs",
+        "kernels",
+        "tests.bench",
+    ),
     "tests.properties": (*BELOW_TRIAL, "tests.harness.trial"),
 }
 """By package, the others that its modules may import, lowest first. A module belongs to the longest name that it begins
