@@ -71,6 +71,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--examples, --minutes or --hypothesis-profile is given)",
     )
     group.addoption(
+        "--budget",
+        metavar="TIME",
+        help="end within this time, such as 20s or 2m, with all that comes before and after the examples",
+    )
+    group.addoption(
         "--shard",
         metavar="I/N",
         help="this run is number I of N that share a night: each draws other cases than the others",

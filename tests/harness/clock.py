@@ -15,7 +15,7 @@ PATIENCE = 2.5
 """Such a part may take this many times its seconds to make ``LEAST_CALLS`` runs."""
 
 GRACE_SECONDS = 10.0
-"""Seconds after its end during which a run may still be busy with the report of a failure."""
+"""Seconds after its end during which a run may still be busy with the report of a failure, unless told otherwise."""
 LEAST_SECONDS = 4.0
 """Seconds that one part of a failure's report may take, however late in a run it comes."""
 MOST_OF_THE_REST = 1 / 8
@@ -26,11 +26,13 @@ MOST_OF_THE_REST = 1 / 8
 class Clock:
     """The time that a run may take: ``seconds``, which begin to pass with ``start``.
 
-    If ``seconds`` is infinite, the run ends when everything is drawn.
+    If ``seconds`` is infinite, the run ends when everything is drawn. ``grace`` are the seconds after its end during
+    which it may still be busy with the report of a failure.
     """
 
     seconds: float = math.inf
     until: float = math.nan
+    grace: float = GRACE_SECONDS
 
     def start(self) -> None:
         """Start the clock, as the first example is about to be drawn; a second start changes nothing."""
@@ -49,7 +51,7 @@ class Clock:
 
     def cut(self, seconds: float) -> float:
         """Return ``seconds``, or fewer if the run may not be busy with a report for so long."""
-        return min(seconds, max(0.0, self.remaining + GRACE_SECONDS))
+        return min(seconds, max(0.0, self.remaining + self.grace))
 
     def meter(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of so many seconds and calls for one part of a failure's report; see ``meter`` below."""

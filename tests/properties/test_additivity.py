@@ -21,7 +21,15 @@ COLUMNS, ROWS, HEADS = 3, 2, 1
 """The dimensions along which dout may be cut."""
 
 
-@law(needs="backward", gradients=True, key_padding=True, dropout=True, variants=True, compares=("calls",))
+@law(
+    needs="backward",
+    gradients=True,
+    key_padding=True,
+    dropout=True,
+    variants=True,
+    place=16,
+    compares=("calls",),
+)
 def additivity(trial: Trial) -> None:
     """Cut dout along a dimension that the seed decides, and compare the gradients of whole and parts."""
     whole = trial.problem

@@ -25,7 +25,7 @@ MOST_ELEMENTS = 2**20
 WITHOUT = "in a process without Flashproof, "
 
 
-@law(needs="may_refuse", place=21, stands_alone=True, costs=4)
+@law(needs="may_refuse", place=17, stands_alone=True, costs=4)
 def standalone(trial: Trial) -> None:
     """Make a call here and one there, and judge both."""
     p = trial.problem

@@ -33,6 +33,12 @@ class TestUsageErrors:
 
         return make
 
+    def test_a_budget_starts_the_clock_of_all_workers_at_once(self, plan_of: Callable[..., Any]) -> None:
+        plan = plan_of(kernel=[f"{TOYS}:sound"], budget="1h")
+        assert plan.minutes == 60.0
+        assert 0 < plan.clock.remaining < plan.clock.seconds < 3600.0
+        assert plan.clock.grace == plan.budget.grace
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -45,6 +51,10 @@ class TestUsageErrors:
             ({"minutes": math.nan}, "--minutes: got nan, expected a positive number"),
             ({"time_limit": -1.0}, "--time-limit: got -1.0, expected a positive number"),
             ({"time_limit": 4.0, "minutes": 4.0}, "--time-limit: got 4.0, expected none with --minutes"),
+            ({"budget": "0"}, "--budget: got '0', expected a time above 0, such as 20s, 2m or 1h"),
+            ({"budget": "20s", "minutes": 4.0}, "--minutes: got 4.0, expected none with --budget"),
+            ({"budget": "20s", "time_limit": 4.0}, "--time-limit: got 4.0, expected none with --budget"),
+            ({"budget": "20s", "examples": 5}, "--examples: got 5, expected none with --budget"),
             ({"max_seqlen": -1}, "--max-seqlen: got -1, expected a positive number"),
             ({"sanitize": "valgrind"}, "--sanitize: got 'valgrind', expected some of memcheck,.*, or all"),
             ({"sanitize": ""}, "--sanitize: got '', expected some of memcheck,.*, or all"),

@@ -66,6 +66,8 @@ def too_old(hypothesis: str) -> list[str]:
 
 def time_told(plan: Plan) -> str:
     """Say how long the run may take."""
+    if plan.budget is not None:
+        return f"a budget of {plan.budget.seconds:g} s"
     if plan.minutes is not None:
         return f"for {plan.minutes:g} minutes"
     if math.isinf(plan.clock.seconds):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.harness.running.child import Children
 from tests.harness.running.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.running.kernel_info import KernelInfo, Unavailable
 from tests.harness.running.sanitizers import sanitizers, why_not
+from tests.harness.session.budget import Budget, age, budget_of
 from tests.harness.session.turns import TURNS, Turn, turns_of_examples, turns_of_seconds
 from tests.harness.shard import Shard, shard_of
 
@@ -52,6 +54,7 @@ class Plan:
     corpus: tuple[Kept, ...]
     finds: Finds
     minutes: float | None
+    budget: Budget | None
     clock: Clock
     turns: tuple[Turn, ...]
     seed: int | None
@@ -97,6 +100,7 @@ def make_plan(config: pytest.Config) -> Plan:
             raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
     if config.getoption("minutes") and (limit := config.getoption("time_limit")):
         raise pytest.UsageError(f"--time-limit: got {limit}, expected none with --minutes")
+    budget = _budget(config)
     replay, corpus, shard = _replay(config), _corpus(config), _shard(config)
     children = Children(device)
     usable, unusable = _sanitizers(config, replay, device)
@@ -109,7 +113,7 @@ def make_plan(config: pytest.Config) -> Plan:
             for file in (LEDGER, TURNS):
                 (journals / file).unlink(missing_ok=True)
         journal = Journal(journals / f"{worker['workerid']}.json")
-    minutes = None if replay else config.getoption("--minutes")
+    minutes = None if replay else budget.seconds / 60 if budget else config.getoption("--minutes")
     limit = minutes or (None if replay else _time_limit(config, len(kernels)))
     combinations = sum(
         law_named(law).applies_to(info.capabilities, dtype)
@@ -133,7 +137,8 @@ def make_plan(config: pytest.Config) -> Plan:
         corpus=corpus,
         finds=finds,
         minutes=minutes,
-        clock=Clock(60 * limit if limit else math.inf, worker.get(UNTIL, math.nan)),
+        budget=budget,
+        clock=_clock(60 * limit if limit else math.inf, worker.get(UNTIL, math.nan), budget),
         turns=_turns(minutes, replay, worker["workercount"], combinations),
         seed=config.getoption("--hypothesis-seed"),
         shard=shard,
@@ -152,6 +157,28 @@ def _time_limit(config: pytest.Config, kernels: int) -> float | None:
         return float(config.getoption("--time-limit"))
     asked = any(config.getoption(option) for option in ("--examples", "--hypothesis-profile"))
     return None if asked else MINUTES_PER_KERNEL * kernels
+
+
+def _budget(config: pytest.Config) -> Budget | None:
+    text = config.getoption("--budget")
+    if text is None:
+        return None
+    try:
+        budget = budget_of(text)
+    except ValueError as e:
+        raise pytest.UsageError(f"--budget: {e}") from None
+    for option in ("minutes", "time_limit", "examples"):
+        if (value := config.getoption(option)) is not None:
+            raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected none with --budget")
+    return budget
+
+
+def _clock(seconds: float, until: float, budget: Budget | None) -> Clock:
+    """Return the clock of a run; one with a budget runs from the start of the process, others from the first item."""
+    if budget is None:
+        return Clock(seconds, until)
+    seconds = budget.drawing(age())
+    return Clock(seconds, time.perf_counter() + seconds if math.isnan(until) else until, budget.grace)
 
 
 def _turns(minutes: float | None, replay: Run | None, workers: int, combinations: int) -> tuple[Turn, ...]:

@@ -172,7 +172,7 @@ class Summary:
     def _conclude(self, session: pytest.Session) -> None:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
         refusing, late = self.results.counts("refusals"), self._seconds() - self.plan.clock.seconds
-        spend = meter(max(LEAST_CONCLUDING_SECONDS, CONCLUDING_SECONDS - max(0.0, late)))
+        spend = meter(self._concluding(late))
         runs = {
             name: Runs(
                 info,
@@ -243,11 +243,18 @@ class Summary:
                 add_to_report(self.plan.report_dir / one.bug.key, one.lines())
         self._write()
 
+    def _concluding(self, late: float) -> float:
+        """Return the seconds for which bugs are the same and which claims would hold, if the run is so late."""
+        if self.plan.budget:
+            return self.plan.budget.concluding
+        return max(LEAST_CONCLUDING_SECONDS, CONCLUDING_SECONDS - max(0.0, late))
+
     def _advise(self, runs: Mapping[str, Runs]) -> None:
         """Look for claims that are true of the kernels that refuse much, and try them."""
         refusing = {} if self.plan.replay else self.results.to_be_advised()
         is_limited = math.isfinite(self.plan.clock.seconds)
-        seconds = ADVISING_SECONDS[is_limited] / (len(refusing) or 1 if is_limited else 1)
+        most = self.plan.budget.concluding if self.plan.budget else math.inf
+        seconds = min(most, ADVISING_SECONDS[is_limited]) / (len(refusing) or 1 if is_limited else 1)
         for name, seen in refusing.items():
             kinds = partial(kinds_taken, runs[name])
             self.results.advice[name] = advised(runs[name], seen, meter(seconds), kinds)

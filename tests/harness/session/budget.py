@@ -1,0 +1,65 @@
+"""``--budget``: a time in which the whole run ends, from the start of its process to the last line."""
+
+import math
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness.clock import GRACE_SECONDS
+
+SECONDS_OF = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+"""The seconds of each unit; a number without a unit is in seconds."""
+FORM = re.compile(rf"([-+.\w]*?)\s*([{''.join(SECONDS_OF)}]?)")
+"""A number and a unit."""
+
+PART = 1 / 10
+"""The share of a budget that is kept for each thing that comes after the last example."""
+CLOSING_SECONDS = 1.0
+"""The seconds in which processes end and files are written."""
+LEAST_SECONDS = 1.0
+"""Seconds for examples, however small the budget is."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The seconds of a whole run."""
+
+    seconds: float
+
+    @property
+    def grace(self) -> float:
+        """The seconds after the last example during which a failure may still be looked into."""
+        return min(GRACE_SECONDS, PART * self.seconds)
+
+    @property
+    def concluding(self) -> float:
+        """The seconds to find which bugs are the same and, as many again, which claims would be true."""
+        return PART * self.seconds
+
+    def drawing(self, passed: float) -> float:
+        """Return the seconds for examples, if so many have passed since the process began."""
+        left = self.seconds - passed - self.grace - self.concluding - CLOSING_SECONDS
+        return max(LEAST_SECONDS, left)
+
+
+def budget_of(text: str) -> Budget:
+    """Read a budget, such as "20s", "2m", "1.5h" or "20". Raises ValueError, in one line."""
+    seconds = math.nan
+    if found := FORM.fullmatch(text.strip()):
+        with suppress(ValueError):
+            seconds = float(found[1]) * SECONDS_OF[found[2]]
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"got {text!r}, expected a time above 0, such as 20s, 2m or 1h")
+    return Budget(seconds)
+
+
+def age() -> float:
+    """Return the seconds since this process began; 0 where the system does not tell."""
+    try:
+        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return 0.0
