@@ -21,6 +21,13 @@ NAME = "flashproof"
 BUILD = "build"
 """The folder for what setuptools writes: beside conftest.py, pytest would take that for an installed package."""
 FOLDERS = ("kernels", "strategies", "reference", "tests")
+PUBLIC = f'''"""{{}}."""
+
+from {NAME}.tests.harness.api import Bug, Result, kernel, verify
+
+__all__ = ["verify", "kernel", "Result", "Bug"]
+'''
+"""The text of the package itself: what users import from it."""
 OURS = rf"(?:{'|'.join(FOLDERS)})\.\S*"
 STRING = re.compile(rf"""([fFrR]*(?:\"{{3}}|'{{3}}|"|')){OURS}""")
 """A string literal that is the name of a module of ours, without spaces; before Python 3.12, also an f-string."""
@@ -71,7 +78,7 @@ class BuildPackage(build_py):
         package = Path(self.build_lib, NAME)
         shutil.rmtree(package, ignore_errors=True)
         super().run()
-        (package / "__init__.py").write_text(f'"""{self.distribution.get_description()}."""\n')
+        (package / "__init__.py").write_text(PUBLIC.format(self.distribution.get_description()))
         (package / "py.typed").touch()
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:

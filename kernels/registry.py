@@ -1,8 +1,9 @@
 """Which kernels there are, and how a SPEC typed on a command line becomes one.
 
-A SPEC is a registered name, ``package.module:attribute`` or ``path/to/file.py:attribute``. Registered kernels
-are imported when asked for: one whose dependencies are missing hurts nobody else. ``PUBLIC`` names the kernels of other
-people's packages; most of them are tried only if they are asked for.
+A SPEC is a registered name, ``package.module:attribute`` or ``path/to/file.py:attribute``, where the attribute may be
+that of another one, as in ``mine.py:model.attend``. Registered kernels are imported when asked for: one whose
+dependencies are missing hurts nobody else. ``PUBLIC`` names the kernels of other people's packages; most of them are
+tried only if they are asked for.
 """
 
 import contextlib
@@ -166,9 +167,15 @@ _ABSENT = object()
 
 
 def _attribute(spec: str, module: ModuleType, attribute: str, location: str) -> Any:
-    """Return the attribute, or ``_ABSENT``. A module may raise any error, as it may import its attributes lazily."""
+    """Return the attribute, or ``_ABSENT``. Points stand between an attribute and its own: ``model.attend``.
+
+    A module may raise any error, as it may import its attributes lazily.
+    """
     try:
-        return getattr(module, attribute, _ABSENT)
+        found: Any = module
+        for name in attribute.split("."):
+            found = getattr(found, name, _ABSENT)
+        return found
     except Exception as error:
         raise SpecError(
             f"kernel {spec!r}: looking up {attribute!r} in {location} raised {_one_line(error)}"

@@ -1,5 +1,6 @@
 """The unpacked wheel works in the environment of a user whose own packages are called ``kernels`` and ``tests``."""
 
+import json
 import os
 import re
 import runpy
@@ -61,6 +62,41 @@ def pytest_sessionfinish(session):
     assert session.config.pluginmanager.hasplugin("flashproof")
     assert not {"torch", "triton", "hypothesis"} & set(sys.modules)
     assert "TRITON_INTERPRET" not in os.environ
+"""
+
+OWN_TEST = """\
+import flashproof
+from kernels import mine
+
+
+def test_attention(flashproof_verify):
+    claims = {"dtypes": "float32", "backward": False}
+    flashproof_verify(mine.attention, claims, seed=1, device="cpu", options=["-k", "forward or exact"]).check()
+"""
+DECORATED = """\
+import flashproof
+from kernels import mine
+from hypothesis import given, settings, strategies
+
+
+@flashproof.kernel(dtypes="float32", backward=False, device="cpu", options=["-k", "forward or exact"])
+def test_sound(q, k, v, *, causal, sm_scale):
+    return mine.sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+@given(strategies.integers())
+def test_of_theirs(number):
+    assert settings.default.max_examples == 7
+"""
+"""Two test files of a user's own; the second one has a test of theirs as well, for Hypothesis."""
+OWN_CONFTEST = """
+from hypothesis import settings
+settings.register_profile("theirs", max_examples=7)
+settings.load_profile("theirs")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device")  # one of ours too
 """
 
 setup = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
@@ -263,6 +299,43 @@ class TestWheel:
     def test_the_users_own_tests_see_nothing_of_it(self, site: Path, user: Path) -> None:
         result = run(site, user, "-m", "pytest", "-p", "no:hypothesispytest")
         assert "1 passed" in result.stdout
+
+    def test_a_kernel_is_verified_in_the_users_own_tests(self, site: Path, user: Path) -> None:
+        (user / "tests/test_own.py").write_text(OWN_TEST)
+        (user / "tests/test_decorated.py").write_text(DECORATED)
+        (user / "conftest.py").write_text(OWN_CONFTEST)
+        options = ["-n", "2", "-k", "not test_mine", "--flashproof-minutes", "0.2", "--junitxml", "junit.xml"]
+        result = run(site, user, "-m", "pytest", *options, status=1)
+        assert "1 failed, 2 passed" in result.stdout
+        told = r"^E +AssertionError: mine.attention: broken, score 0\.\d+, \d+ examples in \d+ s$"
+        assert re.search(told, result.stdout, re.MULTILINE)
+        assert re.search(r"^E +smallest  Case\(.*causal=True", result.stdout, re.MULTILINE)
+        assert "running.py" not in result.stdout, "a frame of ours"
+        assert 'name="flashproof_score" value="1.0"' in (user / "junit.xml").read_text()
+        folders = {path.name.partition("-")[0] for path in (user / "reports").iterdir()}
+        assert folders == {"mine.attention", "test_decorated.test_sound.kernel"}
+        # Its examples are kept beside its reports, and theirs where Hypothesis keeps them.
+        assert not list((user / ".hypothesis").rglob("*flashproof*"))
+
+    def test_a_program_reads_the_verdict_alone_on_stdout(self, site: Path, user: Path) -> None:
+        options = [
+            "--device",
+            "cpu",
+            "--budget",
+            "12s",
+            "-k",
+            "forward and float32",
+            "--json",
+            "-",
+            "-n",
+            "2",
+        ]
+        result = run(site, user, "-c", FLASHPROOF, "verify", "kernels.mine:attention", *options, status=1)
+        verdict = json.loads(result.stdout)
+        assert (verdict["status"], verdict["exit"]) == ("broken", 1)
+        assert verdict["kernels"]["mine.attention"]["file"] == "kernels/mine.py"
+        assert json.loads((user / "reports/verdict.json").read_text())["bugs"] == verdict["bugs"]
+        assert "bugs, the worst first: " in result.stderr
 
     @pytest.mark.nightly
     def test_pytest_runs_ours_by_the_name_of_their_package(self, site: Path, user: Path) -> None:

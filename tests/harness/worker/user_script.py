@@ -10,6 +10,7 @@ import pickle
 import sys
 import time
 import traceback
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,14 @@ def imported(location: str, attribute: str) -> Any:
     """Import a function from a file or a module."""
     if not location.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))
-        return getattr(importlib.import_module(location), attribute)
+        return attrgetter(attribute)(importlib.import_module(location))
     path = Path(location).resolve()
     sys.path.insert(0, str(path.parent))
     spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    return getattr(module, attribute)
+    return attrgetter(attribute)(module)
 
 
 def received(x: Any, device: str) -> Any:

@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tests.harness.bugs": (*BELOW_RUNNING, "tests.harness.running"),
     "tests.harness.report": BELOW_REPORT,
     "tests.harness.programs": (*BELOW_REPORT, "tests.harness.report", "kernels"),
+    "tests.harness.api": ("tests.harness",),
     "tests.harness.certificates": BELOW_REPORT,
     "tests.harness.diagnosis": (*BELOW_REPORT, "tests.harness.report", "tests.harness.certificates"),
     "tests.harness.session": (

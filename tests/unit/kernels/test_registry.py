@@ -29,6 +29,10 @@ def out_only(q, k, v, *, causal, sm_scale):
 def with_lse(q, k, v, *, causal, sm_scale):
     return ANSWER, sm_scale
 
+class Model:
+    def attend(self, q, k, v, *, causal, sm_scale):
+        return ANSWER
+
 class Duck:
     name = "duck"
     capabilities = Capabilities(head_dims=(8,))
@@ -39,6 +43,7 @@ class Duck:
 
 KERNEL = AttentionKernel(name="mine", forward=out_only, capabilities=Capabilities(min_seqlen=7))
 DUCK = Duck()
+MODEL = Model()
 MISLABELLED = AttentionKernel(name="mine", forward=out_only, capabilities={"lse": True})
 CONSTANT = 3
 """
@@ -72,6 +77,13 @@ def test_file_function_is_wrapped_to_return_a_pair(kernel_file: Path) -> None:
 
 def test_file_function_may_return_lse(kernel_file: Path) -> None:
     assert load(f"{kernel_file}:with_lse").forward(1, 2, 3, causal=True, sm_scale=0.5) == (42, 0.5)
+
+
+def test_an_attribute_of_an_attribute_is_named_with_a_point(kernel_file: Path) -> None:
+    kernel = load(f"{kernel_file}:MODEL.attend")
+    assert kernel.name == "my_kernels.MODEL.attend"
+    assert kernel.forward(None, None, None, causal=False, sm_scale=1.0) == (42, None)
+    assert "no 'MODEL.absent.attend' in" in message_of(f"{kernel_file}:MODEL.absent.attend")
 
 
 def test_relative_path(kernel_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Tests of the functions of the package ``flashproof``."""
