@@ -171,7 +171,7 @@ class TestCommandLine:
         text = capsys.readouterr().out
         assert all(
             f"  {name} " in text
-            for name in (*command.COMMANDS, *command.WITHOUT_KERNELS, "--kernel", "--claims", "--corpus")
+            for name in (*command.COMMANDS, *command.OTHERS, "--kernel", "--claims", "--corpus")
         )
 
 

@@ -22,6 +22,8 @@ OURS = COMMAND.partition(".harness.")[0] + ".harness.api"
 
 UNDER_WAY = "FLASHPROOF_UNDER_WAY"
 """The variable of the environment that a process has which verifies a kernel."""
+STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
+"""The variable with the folder where failing cases are kept: that of the reports, not that of the caller's tests."""
 OF_OTHERS = ("PYTEST_", "HYPOTHESIS_")
 """How variables begin that tell pytest and Hypothesis what concerns the caller's tests, not ours."""
 PACKAGES = ("site-packages", "dist-packages")
@@ -62,21 +64,45 @@ def verify(
             "flashproof.verify is called as the file of the kernel is imported: put the call into a function, or below "
             '`if __name__ == "__main__":`'
         )
-    spec = spec_of(kernel, _caller())
-    words = [*_given(minutes, seed), "--device", device, *options]
-    stated = [f"{name}={spelled(name, value)}" for name, value in {**(claims or {}), **more}.items()]
-    words += [word for claim in stated for word in ("--claims", claim)]
-    folder = Path(report_dir) if report_dir else Path("reports", _folder(spec, device, stated))
-    command = [sys.executable, "-P", "-m", COMMAND, "verify", spec, *words]
+    spec, words, folder = arguments_of(
+        spec_of(kernel, _caller()),
+        {**(claims or {}), **more},
+        minutes=minutes,
+        device=device,
+        seed=seed,
+        report_dir=report_dir,
+        options=options,
+    )
     run = subprocess.run(
-        [*command, "--report-dir", str(folder), "--json", "-"],
-        env=environment(folder),
+        [sys.executable, "-P", "-m", COMMAND, "verify", spec, *words],
+        env=environment() | {STORAGE: str(folder / ".hypothesis")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
     return _result(run)
+
+
+def arguments_of(
+    spec: str,
+    claims: Mapping[str, Any] | None = None,
+    *,
+    minutes: float | None = None,
+    device: str = "auto",
+    seed: int | None = None,
+    report_dir: str | Path | None = None,
+    options: Sequence[str] = (),
+) -> tuple[str, list[str], Path]:
+    """Return a SPEC, the options of ``flashproof verify`` for the arguments of ``verify``, and the folder of reports.
+
+    Raises ValueError, in one line.
+    """
+    stated = [f"{name}={spelled(name, value)}" for name, value in (claims or {}).items()]
+    folder = Path(report_dir) if report_dir else Path("reports", _folder(spec, device, stated))
+    words = [*_given(minutes, seed), "--device", device, *options]
+    words += [word for claim in stated for word in ("--claims", claim)]
+    return spec, [*words, "--report-dir", str(folder), "--json", "-"], folder
 
 
 def _result(run: "subprocess.CompletedProcess[str]") -> Result:
@@ -119,18 +145,14 @@ def spelled(name: str, value: object) -> str:
     )
 
 
-def environment(report_dir: Path) -> dict[str, str]:
-    """Return the environment of the process that verifies: it imports what this one imports.
-
-    What it remembers of failing cases is in the folder of the reports, not among the examples of the caller's tests.
-    """
+def environment() -> dict[str, str]:
+    """Return the environment of a process that verifies: it imports what this one imports."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_OTHERS)}
     python = (sys.base_prefix, sys.prefix)
     own = [x for x in sys.path if x and Path(x).name not in PACKAGES and not x.startswith(_libraries(python))]
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join([*OWN_FOLDERS, *own]),
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(report_dir / ".hypothesis"),
         UNDER_WAY: "1",
     }
 

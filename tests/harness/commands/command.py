@@ -30,6 +30,7 @@ commands:
   mutation [SPEC ...]          plant bugs in a kernel and tell which are caught
   merge DIR ...                make one result of several runs, such as the shards of a night
   issues DIR [--write]         open, update and close GitHub issues for the bugs of a run
+  serve [--socket PATH]        verify a kernel for each line of JSON, by processes that are warm
   bench [SPEC ...]             time kernels beside PyTorch's, on a GPU
 
 SPEC is package.module:attribute or path/to/file.py:attribute, looked up from the current folder,
@@ -78,25 +79,27 @@ COMMANDS = {
     "bench": Command("bench", least=0),
 }
 
-WITHOUT_KERNELS = {"merge": "tests.harness.commands.merge", "issues": "tests.harness.commands.issues"}
-"""Commands that run no kernel: the module of each, whose ``main`` has options of its own."""
+OTHERS = {
+    "merge": "tests.harness.commands.merge",
+    "issues": "tests.harness.commands.issues",
+    "serve": "tests.harness.commands.serve",
+}
+"""Commands that are no run of pytest: the module of each, whose ``main`` has options of its own."""
 
 
 def main() -> int:
     """Run the command that ``sys.argv`` names; the exit status is pytest's."""
     name, *arguments = sys.argv[1:] or [""]
-    if {name, *arguments} & {"-h", "--help"} and name not in ("bench", *WITHOUT_KERNELS):
+    if {name, *arguments} & {"-h", "--help"} and name not in ("bench", *OTHERS):
         return tell_help()
     if name == "--version":
         print(f"flashproof {own_version()}")
         return 0
-    if name not in (*COMMANDS, *WITHOUT_KERNELS):
-        return fail(
-            f"got {name or 'no command'}, expected {', '.join((*COMMANDS, *WITHOUT_KERNELS))} or --help"
-        )
+    if name not in (*COMMANDS, *OTHERS):
+        return fail(f"got {name or 'no command'}, expected {', '.join((*COMMANDS, *OTHERS))} or --help")
     try:
-        if name in WITHOUT_KERNELS:
-            return int(import_module(WITHOUT_KERNELS[name]).main(arguments))
+        if name in OTHERS:
+            return int(import_module(OTHERS[name]).main(arguments))
         command = COMMANDS[name]
         options = command.options(arguments)
     except ValueError as e:

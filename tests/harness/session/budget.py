@@ -56,8 +56,19 @@ def budget_of(text: str) -> Budget:
     return Budget(seconds)
 
 
+_begun: list[float] = []
+"""The latest moment that was taken for the start of this process, if there is any."""
+
+
+def begin() -> None:
+    """Take this moment for the start of the process, as where it has waited for what it is to do."""
+    _begun[:] = [time.perf_counter()]
+
+
 def age() -> float:
     """Return the seconds since this process began; 0 where the system does not tell."""
+    if _begun:
+        return time.perf_counter() - _begun[0]
     try:
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")

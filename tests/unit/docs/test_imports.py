@@ -68,6 +68,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *BELOW_REPORT,
         "tests.harness.report",
         "tests.harness.programs",
+        "tests.harness.api",
+        "tests.harness.session",
         "kernels",
         "tests.bench",
     ),
