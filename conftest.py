@@ -90,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write the verdict as JSON into a file too or, as -, to stdout, which then has nothing else: see "
         "docs/verdict.md",
     )
+    group.addoption("--sarif", metavar="FILE", help="write the bugs into a file for code scanning, as SARIF")
     group.addoption(
         "--shrink-seconds",
         type=float,

@@ -33,20 +33,32 @@ class Delivery:
 
     Attributes:
         place: a path, or ``STDOUT``.
+        option: the option of the command line that asks for it.
+        form: makes the text that is written of a verdict.
         report_dir: the folder of the reports.
         stdout: the descriptor of stdout, which the process itself has no more; None if ``place`` is a path.
         content: returns the content of summary.json; None until the run has a plan.
         error: why there is no plan, in one line.
     """
 
-    def __init__(self, place: str, report_dir: Path, capture: Capture | None) -> None:
+    def __init__(
+        self,
+        place: str,
+        report_dir: Path,
+        capture: Capture | None,
+        option: str = "--json",
+        form: Callable[[Mapping[str, Any]], str] = text_of,
+    ) -> None:
         """Check the place. Raises pytest.UsageError, in one line, for a path whose folder can't be written."""
-        self.place, self.report_dir = place, report_dir
+        self.place, self.report_dir, self.option, self.form = place, report_dir, option, form
         self.content: Callable[[], Mapping[str, Any]] | None = None
         self.error = "the command line can't be run: stderr says why"
+        expected = f"{'- or ' * (form is text_of)}a file that can be written"
+        if place == STDOUT and form is not text_of:
+            raise pytest.UsageError(f"{option}: got {place!r}, expected {expected}")
         self.stdout = taken(capture) if place == STDOUT else None
         if (self.stdout is None and not os.access(Path(place).parent, os.W_OK)) or Path(place).is_dir():
-            raise pytest.UsageError(f"--json: got {place!r}, expected - or a file that can be written")
+            raise pytest.UsageError(f"{option}: got {place!r}, expected {expected}")
 
     def deliver(self) -> None:
         """Write the verdict. If that fails, as when a reader has gone away, say so in one line on stderr.
@@ -58,11 +70,14 @@ class Delivery:
         else:
             verdict = verdict_of(self.content(), self.report_dir)
         try:
-            self._write(text_of(verdict))
+            self._write(self.form(verdict))
         except OSError as e:
             kept = "" if self.content is None else f"; {self.report_dir / VERDICT} has the verdict"
             what = "a reader that stays" if self.place == STDOUT else "a file that can be written"
-            print(f"ERROR: --json: got {self.place!r}, expected {what} ({e.strerror}){kept}", file=sys.stderr)
+            print(
+                f"ERROR: {self.option}: got {self.place!r}, expected {what} ({e.strerror}){kept}",
+                file=sys.stderr,
+            )
 
     def _write(self, text: str) -> None:
         if self.stdout is None:

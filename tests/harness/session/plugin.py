@@ -10,12 +10,15 @@ import pytest
 
 from tests.harness.law import PROPERTIES, Law
 from tests.harness.programs.delivery import Delivery
+from tests.harness.programs.sarif import sarif_of
 from tests.harness.session.header import header
 from tests.harness.session.item import ORDER, PLAN, LawTurn
 from tests.harness.session.plan import covers_properties, make_plan
 from tests.harness.session.progress import LiveLine
 from tests.harness.session.summary import Summary
 
+SARIF = pytest.StashKey[Delivery]()
+"""Where the verdict of the run goes as SARIF, if it is asked for by --sarif."""
 DELIVERY = pytest.StashKey[Delivery]()
 """Where the verdict of the run goes, if it is asked for by --json."""
 MOST_RESTARTS = 200
@@ -32,12 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = str(MOST_RESTARTS)
-    place = config.getoption("--json")
-    if place is not None and not hasattr(config, "workerinput"):
-        report_dir = Path(config.getoption("--report-dir"))
-        config.stash[DELIVERY] = Delivery(
-            place, report_dir, config.pluginmanager.get_plugin("capturemanager")
-        )
+    if hasattr(config, "workerinput"):
+        return
+    report_dir = Path(config.getoption("--report-dir"))
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if (place := config.getoption("--json")) is not None:
+        config.stash[DELIVERY] = Delivery(place, report_dir, capture)
+    if (place := config.getoption("--sarif")) is not None:
+        config.stash[SARIF] = Delivery(place, report_dir, None, "--sarif", sarif_of)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,8 +65,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # the turns are taken in their order, by all workers of pytest-xdist
     summary = Summary(plan)
-    if delivery is not None:
-        delivery.content = summary.content
+    for one in (delivery, config.stash.get(SARIF, None)):
+        if one is not None:
+            one.content = summary.content
     config.pluginmanager.register(summary)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
@@ -75,6 +81,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[PLAN].close()
     if DELIVERY in config.stash:
         config.stash[DELIVERY].deliver()
+    if SARIF in config.stash:
+        config.stash[SARIF].deliver()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -59,3 +59,14 @@ def test_a_reader_that_has_gone_away_is_told_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ERROR: --json: got '-', expected a reader that stays (Broken pipe); ")
     assert line.endswith("verdict.json has the verdict")
+
+
+@pytest.mark.parametrize("place", ["-", "absent/found.sarif"])
+def test_another_form_goes_into_a_file_alone(tmp_path: Path, place: str) -> None:
+    expected = rf"\A--sarif: got '{place}', expected a file that can be written\Z"
+    with pytest.raises(pytest.UsageError, match=expected):
+        Delivery(place, tmp_path, None, "--sarif", str)
+    one = Delivery(str(tmp_path / "found"), tmp_path, None, "--sarif", lambda verdict: verdict["status"])
+    one.content = summary
+    one.deliver()
+    assert (tmp_path / "found").read_text() == "held"
