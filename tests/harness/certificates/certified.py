@@ -51,9 +51,11 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
         asked.append([case, *probes(case, capabilities, fixed)])
         if asked[-1] in asked[:-1]:
             continue
+        if (share := runs.clock.cut(seconds / 2)) <= 0:
+            break
         with suppress(ChildDied, DeviceLost):
             more = list(further(case, capabilities, fixed))
-            words, alternatives = runs.certificate(failure, asked[-1], more, seconds / 2)
+            words, alternatives = runs.certificate(failure, asked[-1], more, share)
             if words:
                 told: dict[str, Any] = {
                     "certificate": words,

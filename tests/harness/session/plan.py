@@ -26,7 +26,7 @@ from tests.harness.running.child import Children
 from tests.harness.running.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.running.kernel_info import KernelInfo, Unavailable
 from tests.harness.running.sanitizers import sanitizers, why_not
-from tests.harness.session.budget import Budget, age, budget_of
+from tests.harness.session.budget import LEAST_SECONDS, Budget, age, budget_of
 from tests.harness.session.turns import TURNS, Turn, turns_of_examples, turns_of_seconds
 from tests.harness.shard import Shard, shard_of
 
@@ -177,8 +177,10 @@ def _clock(seconds: float, until: float, budget: Budget | None) -> Clock:
     """Return the clock of a run; one with a budget runs from the start of the process, others from the first item."""
     if budget is None:
         return Clock(seconds, until)
-    seconds = budget.drawing(age())
-    return Clock(seconds, time.perf_counter() + seconds if math.isnan(until) else until, budget.grace)
+    now, seconds = time.perf_counter(), budget.drawing(age())
+    # A worker of pytest-xdist may have begun when the time is nearly over.
+    until = now + seconds if math.isnan(until) else max(until, now + LEAST_SECONDS)
+    return Clock(seconds, until, budget.grace)
 
 
 def _turns(minutes: float | None, replay: Run | None, workers: int, combinations: int) -> tuple[Turn, ...]:

@@ -77,8 +77,12 @@ class Turn:
         return replace(self, examples=end - start, before=start)
 
     def claims(self, capabilities: Capabilities) -> Capabilities:
-        """Return the claims that cases are drawn from: those of huge strides in the last turn alone."""
-        return capabilities if self.last else without_huge_strides(capabilities)
+        """Return the claims that cases are drawn from: those of huge strides in the last turn alone.
+
+        A run by the clock that is too short for a second round draws none, as one such case may take all of its time.
+        """
+        is_short = self.examples is None and self.round == 0
+        return capabilities if self.last and not is_short else without_huge_strides(capabilities)
 
     def variants(self, device_type: str) -> range:
         """Return the numbers of the compiled variants that the turn draws from: in each round twice as many."""

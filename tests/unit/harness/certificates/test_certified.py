@@ -14,6 +14,7 @@ from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
 from tests.harness.certificates.certified import beside_certified, certified, explained_by, explains
+from tests.harness.clock import Clock
 from tests.harness.running.runs import Runs
 from tests.harness.verdict import Finding
 from tests.unit.support.stubs import runs_of
@@ -44,6 +45,22 @@ def test_certificates_are_compared_tensor_by_tensor(one: Any, other: Any, same: 
 def test_bugs_without_a_certificate_are_not_compared() -> None:
     first, second = bug().failure.finding, bug().failure.finding
     assert not first.is_told_as(second)
+
+
+@pytest.mark.parametrize(("clock", "asked"), [(Clock(60.0), 3), (Clock(-60.0), 0)])
+def test_calls_are_made_as_long_as_there_is_time(
+    clock: Clock, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure, made = bug().failure, list[float]()
+
+    def nothing(run: Any, cases: Any, more: Any, seconds: float) -> tuple[str, tuple[str, ...]]:
+        made.append(seconds)
+        return "", ()
+
+    runs = runs_of(Capabilities(), clock=clock, certificate=nothing, read_outside=lambda *_: ())
+    plain = replace(failure, finding=replace(failure.finding, certificate="", alternatives=()))
+    assert certified(plain, runs, {"seqlen_q"}, 8.0) == plain
+    assert made == [4.0] * asked
 
 
 class Answers:

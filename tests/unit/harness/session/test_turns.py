@@ -93,6 +93,8 @@ class TestTurns:
     def test_a_short_run_is_one_round_of_everything(self) -> None:
         (turn,) = turns_of_seconds(5.0, workers=1, items=30)
         assert turn.last
+        assert "huge" not in turn.claims(CLAIMS).layouts
+        assert turns_of_examples(1)[0].claims(CLAIMS) == CLAIMS
 
 
 class TestTime:
