@@ -41,7 +41,7 @@ def told(bug: Bug, seen: Occurrences) -> list[tuple[str, str]]:
     Example: ("needs", "only with seqlen_k above 64").
     """
     facts = []
-    if _counts(bug.severity):
+    if bug.severity.uses or bug.severity.tried:
         facts.append(("how bad", f"shows in {_hit(bug.severity)}{_size(bug.failure.finding)}"))
     if seen.total:
         places = [seen.names(place) for place in (0, 1, 2)]
@@ -66,21 +66,14 @@ def conditions_of(bug: Bug, seen: Occurrences | None = None) -> str:
 
 def _hit(severity: Severity) -> str:
     """Say which uses a bug hits, those that it hits first, as in "each of 6 decode steps, none of 20 prefills"."""
-    counts = sorted(_counts(severity), key=lambda x: -x[1] / x[2])
+    counts = sorted(severity.uses, key=lambda x: -x[1] / x[2]) or [
+        ("ordinary cases", severity.shown, severity.tried)
+    ]
     shares = (
         (f"each of {tried}" if shown == tried else f"{shown or 'none'} of {tried}", use)
         for use, shown, tried in counts
     )
     return ", ".join(f"{share} {use}" for share, use in shares)
-
-
-def _counts(severity: Severity) -> list[tuple[str, int, int]]:
-    """Return each use of which cases were tried: its name, how many showed the bug, and how many were tried.
-
-    Without uses these are all ordinary cases.
-    """
-    uses = [use for use in severity.uses if use[2]]
-    return uses or [("ordinary cases", severity.shown, severity.tried)] * (severity.tried > 0)
 
 
 def _size(finding: Finding) -> str:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.harness.bugs.bug import Condition, Occurrences, Severity
-from tests.harness.report.wording import conditions_of, told
+from tests.harness.bugs.bug import Condition, Occurrences
+from tests.harness.report.wording import conditions_of
 from tests.unit.support.bugs import CASE, CAUSAL, bug
 
 TILES = tuple(f"BLOCK_M={m} BLOCK_N={n}" for m in (32, 64) for n in (32, 64))
@@ -80,17 +80,3 @@ def test_failing_examples_tell_more_configurations() -> None:
         seen.add("forward", replace(CASE, launch=(("f.config", tiles),)), "out")
     told = "only with BLOCK_M 64 of 4 configurations of f"
     assert conditions_of(bug(CASE, ("out",), need), seen) == told
-
-
-@pytest.mark.parametrize(
-    ("severity", "text"),
-    [
-        (Severity(2, 4), "shows in 2 of 4 ordinary cases"),
-        (Severity(0, 0, uses=(("prefills", 3, 3), ("decode steps", 0, 0))), "shows in each of 3 prefills"),
-        (Severity(0, 0, uses=(("decode steps", 0, 0),)), None),
-        (Severity(0, 0), None),
-    ],
-)
-def test_a_use_of_which_no_case_was_tried_is_not_told(severity: Severity, text: str | None) -> None:
-    facts = dict(told(replace(bug(CASE, ("out",)), severity=severity), Occurrences()))
-    assert (facts.get("how bad") or "").partition(";")[0] == (text or "")
