@@ -68,6 +68,11 @@ class Imprecise:
         return sorted(common, key=lambda claim: -self.votes.get(claim, 0))
 
     @property
+    def may_be_meant(self) -> bool:
+        """Whether, in each dtype, some claim explains every call: a kernel has one design in a dtype."""
+        return all(self.claims.values())
+
+    @property
     def needed(self) -> tuple[str, ...]:
         """Return the likeliest claim that explains every call, or both claims of a pair; none if no claim does."""
         return tuple(self.common[0].split(AND)) if self.common else ()
@@ -133,8 +138,11 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     worst = f"{tensor} {'up to ' * math.isfinite(ulps)}{in_ulps(ulps)}"
     common = imprecise.common
     if not common:
-        what = f"{imprecise.total} calls are less precise than FlashAttention-2, {worst}"
-        return f"{what}; no one claim explains all of them"
+        if imprecise.may_be_meant:
+            what = f"{imprecise.total} calls are less precise than FlashAttention-2, {worst}"
+            return f"{what}; no one claim explains those of all dtypes"
+        what = f"{imprecise.total} calls are wrong, {worst}"
+        return f"{what}: a less precise design would explain each by itself, but none explains all of them"
     claim, needed = common[0], imprecise.needed
     dtypes = sorted(imprecise.claims)
     without = {dtype for dtype in claimed if concerns(claim, dtype)} - set(dtypes)

@@ -197,13 +197,14 @@ class Results:
     def verdict(self, key: Key) -> str:
         """Return the verdict for summary.json: "broken", "less precise", "held", "known" or "not tried".
 
+        Calls that are less precise are "broken" if no one design explains all of those of the kernel in a dtype.
         It is "known" if every drawn case meets a known failure of the kernel, so that none was run.
         """
         tally = self.tallies.get(key, Tally())
         if key in self.broken:
             return "broken"
         if key in self.less_precise:
-            return "less precise"
+            return "less precise" if self.imprecise[key[0]].may_be_meant else "broken"
         if tally.examples:
             return "held"
         return "known" if tally.known else "not tried"

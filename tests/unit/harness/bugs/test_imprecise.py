@@ -64,6 +64,21 @@ class TestLessPrecise:
             "`--claims rounded_partials=true --claims merged_by_difference=true`"
         )
 
+    def test_calls_of_two_dtypes_may_be_of_two_designs(self) -> None:
+        """Two processes may each have met a call that one design explains."""
+        all_calls = Imprecise()
+        all_calls.add(self.call("k_prescaled=true"))
+        all_calls.add(self.call("tf32=true", dtype="float32"))
+        assert all_calls.may_be_meant
+        assert sentence(all_calls, ["float16"]).endswith("; no one claim explains those of all dtypes")
+
+    def test_calls_of_one_dtype_that_no_design_explains_together_are_wrong(self) -> None:
+        all_calls = Imprecise()
+        all_calls.add(self.call("k_prescaled=true"))
+        all_calls.add(self.call("q_prescaled=true", ulps=9.0))
+        assert not all_calls.may_be_meant
+        assert sentence(all_calls, ["float16"]).startswith("2 calls are wrong, dq up to 9 ulps off: ")
+
     def test_calls_that_a_bug_explains_are_not_told_of(self) -> None:
         all_calls = Imprecise()
         all_calls.add(self.call("k_prescaled=true"))

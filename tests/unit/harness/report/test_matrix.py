@@ -26,10 +26,10 @@ def plain(text: str, **colour: bool) -> str:
     return text
 
 
-def imprecise() -> dict[str, object]:
+def imprecise(claim: str = "tf32=true") -> dict[str, object]:
     """Return the record of one call that is less precise than claimed."""
     calls = Imprecise()
-    calls.add(ImpreciseCall("forward", Case(), "out", ("tf32=true",), 3.0, 2.0))
+    calls.add(ImpreciseCall("forward", Case(), "out", (claim,), 3.0, 2.0))
     return calls.to_dict()
 
 
@@ -49,6 +49,14 @@ def test_less_precise_calls_that_a_bug_explains_break_their_law(tensor: str, mar
     results.conclude([DistinctBug(bug(Case(), (tensor,)), Occurrences())])
     assert results.mark("k", "forward", "float32") == mark
     assert bool(results.less_precise_told()) == (mark == "less precise")
+
+
+def test_less_precise_calls_that_no_design_explains_together_break_their_law() -> None:
+    results = Results([info("k")])
+    results.add(item("k", "forward", "float32", examples=1) | {"imprecise": imprecise()})
+    results.add(item("k", "backward", "float32", examples=1) | {"imprecise": imprecise("exp_error=1e-4")})
+    assert [results.verdict(("k", law, "float32")) for law in ("forward", "backward")] == ["broken", "broken"]
+    assert "calls are wrong" in results.less_precise_told()["k"]
 
 
 def seen(law: str, dtype: str) -> dict[str, object]:
