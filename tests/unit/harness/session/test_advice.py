@@ -121,7 +121,8 @@ def test_what_no_claim_says_is_told_by_what_refusals_have_in_common(
     runs = kernel(rule)
     advice = advice_on(runs, some)
     assert advice.claims == ()
-    assert ", ".join(alike(advice.seen.refused, advice.seen.answered)) == told
+    # Which of two traits comes first is a matter of the draw.
+    assert {*alike(advice.seen.refused, advice.seen.answered)} == {*told.split(", ")}
 
 
 def test_a_kernel_that_refuses_everything_is_asked_in_vain(some: Mapping[str, list[Case]]) -> None:
