@@ -69,12 +69,14 @@ class Window:
         left out. Of the blocks of a huge storage, all that lies around the tensor is between its rows.
         """
         inside = self.inside()
-        number = torch.arange(inside.numel(), device=inside.device).view_as(inside)
         places = {"between rows of": ~inside}
-        if len(inside) == 1 and bool(inside.any()):
-            first, last = (int(x) for x in number[inside].aminmax())
-            before, behind = number < first, number > last
-            places = {"before": before, "between rows of": ~(inside | before | behind), "behind": behind}
+        if len(inside) == 1 and self.tensor.numel():
+            first = self.part.start - self.region.storage_offset()
+            ends = {"before": slice(first), "behind": slice(first + span(self.tensor), None)}
+            for place, end in ends.items():
+                places[place] = torch.zeros_like(inside)
+                places[place][:, end] = True
+                places["between rows of"][:, end] = False
         return {place: there for place, there in places.items() if bool(there.any())}
 
     def refill(self, margin_value: float) -> None:
