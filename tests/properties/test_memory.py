@@ -10,7 +10,13 @@ and loads outside of a tensor, kernels that work in place or return the same sto
 
 from dataclasses import replace
 
-from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
+from tests.harness.device.poison import (
+    FINITE_POISON,
+    PoisonedAllocations,
+    after_fence,
+    behind_fence,
+    inputs_copied,
+)
 from tests.harness.interpreter.installation import telling_unwritten, tells_accesses
 from tests.harness.law import law
 from tests.harness.trial.problem import Outputs
@@ -26,9 +32,6 @@ from tests.harness.trial.relate import (
 )
 from tests.harness.trial.trial import Trial
 from tests.harness.verdict import MEMORY
-
-FINITE_POISON = 1280.0
-"""The number that memory is filled with in the second run: far from typical inputs, and exact in every dtype."""
 
 
 @law(

@@ -27,6 +27,8 @@ FENCE_BYTES = 2**24
 ALIGNMENT = 16
 """Bytes: compilers load as much at once from addresses that are multiples of it, and less from others."""
 
+FINITE_POISON = 1280.0
+"""A number to fill memory with, beside NaN: far from typical inputs, and exact in every dtype."""
 UNWRITTEN = {torch.float16: 0x7E55, torch.bfloat16: 0x7FD5, torch.float32: 0x7FC0A5A5}
 """By dtype, the bits of the NaN that memory is filled with: other numbers do not make this one."""
 

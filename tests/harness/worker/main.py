@@ -47,6 +47,7 @@ from tests.harness.device.memory import (
     leave_memory_to_others,
     offer_to_be_killed,
 )
+from tests.harness.device.poison import FINITE_POISON
 from tests.harness.device.specialisation import (
     compiled,
     has_kernels_of_users,
@@ -68,7 +69,7 @@ from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
 from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
 from tests.harness.worker.certificates import search
-from tests.harness.worker.outside import NUMBER, read_outside
+from tests.harness.worker.outside import read_outside
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
 from tests.harness.worker.script_process import ScriptProcess
@@ -203,7 +204,7 @@ class Worker:
         run, places = run_of(request), list[str]()
         kernel = self.kernel(run.spec, run.claims)
         with suppress(LawBroken, Refused, CannotRun):
-            trial = Trial(kernel, run.case, self.device, run.safety, margin=NUMBER, home=self.device)
+            trial = Trial(kernel, run.case, self.device, run.safety, margin=FINITE_POISON, home=self.device)
             places = read_outside(trial, request["tensor"])
         return {"places": places}
 

@@ -9,12 +9,9 @@ import math
 from kernels.contract import GRADIENTS
 from tests.harness.trial.trial import Trial
 
-NUMBER = 1280.0
-"""What all other places are filled with: a number that every dtype of inputs has."""
-
 
 def read_outside(trial: Trial, tensor: str) -> list[str]:
-    """Return the places of which NaN reaches a tensor of a call's results, such as "behind k".
+    """Return the places around the inputs from which NaN reaches a tensor of a call's results, such as "behind k".
 
     The trial is of a case without NaN in its inputs, and its margin is a number. Nothing is returned if the tensor has
     NaN all the same, as that comes of something else. Raises LawBroken, Refused, or CannotRun as a call does.

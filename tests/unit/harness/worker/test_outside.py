@@ -11,8 +11,9 @@ from kernels.contract import AttentionKernel
 from kernels.contract.parsing import PLAIN_FUNCTION
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.device.poison import FINITE_POISON
 from tests.harness.trial.trial import Trial
-from tests.harness.worker.outside import NUMBER, read_outside
+from tests.harness.worker.outside import read_outside
 from tests.panel.eager import float32
 
 Changed = Callable[[Tensor], Tensor]
@@ -50,7 +51,7 @@ def reading(q_as: Changed = as_it_is, k_as: Changed = as_it_is, v_as: Changed = 
 
 def read(kernel: AttentionKernel, tensor: str = "out", **fields: Any) -> list[str]:
     case = Case(batch=2, heads_kv=2, seqlen_q=5, seqlen_k=7, head_dim=16, **fields)
-    return read_outside(Trial(kernel, case, "cpu", SAFETY, margin=NUMBER), tensor)
+    return read_outside(Trial(kernel, case, "cpu", SAFETY, margin=FINITE_POISON), tensor)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "bnhd", "gap", "packed", "offset"])
