@@ -251,11 +251,11 @@ class Finding:
         return bool(self.origin and self.origin == other.origin) or not self.instead.isdisjoint(other.instead)
 
     @property
-    def is_certified(self) -> bool:
+    def tells_instead(self) -> bool:
         """Whether it is known what the kernel does instead, so that a report begins with it."""
         return bool(self.alternatives or self.outside)
 
-    def certified_as(self, other: "Finding") -> "Finding":
+    def told_instead_as(self, other: "Finding") -> "Finding":
         """Return the finding with what another of the same bug says that the kernel does instead."""
         return replace(
             self,

@@ -156,7 +156,7 @@ def headline(failure: Failure) -> str:
 
 def in_short(failure: Failure) -> str:
     """Return what the kernel computes instead of attention, or else what is wrong."""
-    return failure.finding.certificate if failure.finding.is_certified else symptom(failure)
+    return failure.finding.certificate if failure.finding.tells_instead else symptom(failure)
 
 
 def symptom(failure: Failure) -> str:

@@ -29,9 +29,9 @@ FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
 def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: float) -> Failure:
     """Return a failure with its certificate, if calls show what the kernel computes or reads instead.
 
-    A failure that is judged against other certificates gets none. Where it is NaN that comes from memory around an
-    input, the certificate says so. Else calls of all kinds are asked first. If they give no
-    certificate, they have what the bug ``needs``, by names of fields, and then the rest as it is in the failing case.
+    Where it is NaN that comes from memory around an input, the certificate says so. Otherwise a failure that is judged
+    against other certificates gets none, and calls of all kinds are asked first. If these give none, calls are asked
+    that have what the bug ``needs``, by names of fields, and then those with the rest as it is in the failing case.
     """
     case, capabilities = failure.case, runs.claims_of(failure.law)
     if outside := runs.read_outside(failure.law, case, failure.finding):

@@ -136,7 +136,7 @@ class Investigation:
             self.is_misled = finding is None or not is_in_common(failure.finding, finding)
             if finding and finding.tensor == failure.finding.tensor and not self.is_misled:
                 known = failure.finding
-                return replace(failure, finding=finding.with_nan_of(known).certified_as(known))
+                return replace(failure, finding=finding.with_nan_of(known).told_instead_as(known))
         return failure
 
     @property
@@ -303,7 +303,7 @@ class Investigation:
             return None
         if self.needs_earlier_calls and self.found(replace(case, earlier=())) is not None:
             return None
-        found = finding.with_nan_of(mine).certified_as(mine)
+        found = finding.with_nan_of(mine).told_instead_as(mine)
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:

@@ -178,7 +178,7 @@ def test_a_failure_is_explained_by_a_bug_that_reads_at_the_same_place() -> None:
 def test_bugs_that_read_at_a_common_place_are_one() -> None:
     assert reading("behind k", "behind v").is_like(reading("behind k"))
     assert not reading("behind k").failure.finding.is_told_as(reading("behind v").failure.finding)
-    assert reading("behind k").failure.finding.is_certified
+    assert reading("behind k").failure.finding.tells_instead
 
 
 def test_where_nan_comes_from_memory_outside_that_is_the_certificate() -> None:
