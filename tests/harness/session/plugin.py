@@ -17,10 +17,8 @@ from tests.harness.session.plan import covers_properties, make_plan
 from tests.harness.session.progress import LiveLine
 from tests.harness.session.summary import Summary
 
-SARIF = pytest.StashKey[Delivery]()
-"""Where the verdict of the run goes as SARIF, if it is asked for by --sarif."""
-DELIVERY = pytest.StashKey[Delivery]()
-"""Where the verdict of the run goes, if it is asked for by --json."""
+DELIVERIES = pytest.StashKey[list[Delivery]]()
+"""Where the verdict of the run goes, as far as --json and --sarif ask for it."""
 MOST_RESTARTS = 200
 """How many workers of pytest-xdist may be killed before the run is given up, unless --max-worker-restart says it."""
 
@@ -39,10 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     report_dir = Path(config.getoption("--report-dir"))
     capture = config.pluginmanager.get_plugin("capturemanager")
+    deliveries = config.stash[DELIVERIES] = []
     if (place := config.getoption("--json")) is not None:
-        config.stash[DELIVERY] = Delivery(place, report_dir, capture)
+        deliveries.append(Delivery(place, report_dir, capture))
     if (place := config.getoption("--sarif")) is not None:
-        config.stash[SARIF] = Delivery(place, report_dir, None, "--sarif", sarif_of)
+        deliveries.append(Delivery(place, report_dir, None, "--sarif", sarif_of))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,11 +50,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not covers_properties(config):
         return
-    delivery = config.stash.get(DELIVERY, None)
+    deliveries = config.stash.get(DELIVERIES, [])
     try:
         plan = config.stash[PLAN] = make_plan(config)
     except pytest.UsageError as e:
-        if delivery is not None:
+        for delivery in deliveries:
             delivery.error = str(e)
         raise
     if hasattr(config, "workerinput"):
@@ -65,9 +64,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # the turns are taken in their order, by all workers of pytest-xdist
     summary = Summary(plan)
-    for one in (delivery, config.stash.get(SARIF, None)):
-        if one is not None:
-            one.content = summary.content
+    for delivery in deliveries:
+        delivery.content = summary.content
     config.pluginmanager.register(summary)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
@@ -79,10 +77,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End the child processes, close the journal, and deliver the verdict."""
     if PLAN in config.stash:
         config.stash[PLAN].close()
-    if DELIVERY in config.stash:
-        config.stash[DELIVERY].deliver()
-    if SARIF in config.stash:
-        config.stash[SARIF].deliver()
+    for delivery in config.stash.get(DELIVERIES, []):
+        delivery.deliver()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
