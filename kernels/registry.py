@@ -167,7 +167,7 @@ _ABSENT = object()
 
 
 def _attribute(spec: str, module: ModuleType, attribute: str, location: str) -> Any:
-    """Return the attribute, or ``_ABSENT``. Points stand between an attribute and its own: ``model.attend``.
+    """Return an attribute of a module, or ``_ABSENT``; ``model.attend`` is the attribute ``attend`` of ``model``.
 
     A module may raise any error, as it may import its attributes lazily.
     """

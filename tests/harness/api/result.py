@@ -10,47 +10,44 @@ HELD = "held"
 SHOWN = ("certificate", "claim", "where", "error", "needs", "case", "report", "replay")
 """The fields of a bug that a failing test shows, each with its label, if they are known."""
 LABELS = {"certificate": "instead", "case": "smallest"}
-"""The labels of these fields, where they are not their names."""
+"""The label of a field that is not shown by its own name."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A distinct bug: ``found`` is its entry in verdict.json, which ``docs/verdict.md`` describes.
-
-    Attributes:
-        headline: the bug in one line.
-        certificate: what the kernel computes instead, where that is certain; else None.
-        law: the law that reports it.
-        case: the smallest case, as Python.
-        report: the folder of its report.
-        replay: a command that runs the case again.
-    """
+    """A distinct bug: ``found`` is its entry in verdict.json, which ``docs/verdict.md`` describes."""
 
     found: Mapping[str, Any]
 
     @property
-    def headline(self) -> str:  # noqa: D102 - told of the class
+    def headline(self) -> str:
+        """The bug in one line."""
         return str(self.found["headline"])
 
     @property
-    def certificate(self) -> str | None:  # noqa: D102
+    def certificate(self) -> str | None:
+        """What the kernel computes instead, where that is certain; else None."""
         told: str | None = self.found["certificate"]
         return told
 
     @property
-    def law(self) -> str:  # noqa: D102
+    def law(self) -> str:
+        """The law that reports it."""
         return str(self.found["law"])
 
     @property
-    def case(self) -> str:  # noqa: D102
+    def case(self) -> str:
+        """The smallest case, as Python."""
         return str(self.found["case"])
 
     @property
-    def report(self) -> Path:  # noqa: D102
+    def report(self) -> Path:
+        """The folder of its report."""
         return Path(self.found["report"])
 
     @property
-    def replay(self) -> str:  # noqa: D102
+    def replay(self) -> str:
+        """A command that runs the case again."""
         return str(self.found["replay"])
 
     @property

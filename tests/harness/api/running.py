@@ -18,7 +18,7 @@ from tests.harness.files import OWN_FOLDERS
 COMMAND = "tests.harness.commands.command"
 """The module of the command ``flashproof``."""
 OURS = COMMAND.partition(".harness.")[0] + ".harness.api"
-"""The package of this module, by which its own frames are told from a caller's."""
+"""The package of this module: the caller is the first frame outside of it."""
 
 UNDER_WAY = "FLASHPROOF_UNDER_WAY"
 """The variable of the environment that a process has which verifies a kernel."""

@@ -22,7 +22,7 @@ NO_FILE = (
 
 
 def spec_of(kernel: object, caller: str) -> str:
-    """Return the SPEC of a kernel: a text as it is, and of any other object the place of its name.
+    """Return the SPEC of a kernel: a string is one already; of any other object it is the module and the name there.
 
     It may be a function, a lambda, a partial, a bound method or an ``AttentionKernel``, in its own module or in that
     of the ``caller``. Raises ValueError, in one line, if it has no name there.
