@@ -238,11 +238,9 @@ class TestChild:
         assert process is not None
         assert process.returncode == -signal.SIGKILL
 
-    def test_a_case_that_outlasts_the_run_is_ended_and_is_no_hang(
-        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_case_that_outlasts_the_run_is_ended_and_is_no_hang(self, subject_of: SubjectOf) -> None:
         slow = Child("cpu")
-        subject = in_little_time(subject_of("hanging", child=slow), monkeypatch)
+        subject = in_little_time(subject_of("hanging", child=slow))
         with pytest.raises(TimeUp):
             subject.check(law_named("forward"), CASE)
         assert subject.runs.clock.remaining > -GRACE_SECONDS
@@ -251,10 +249,10 @@ class TestChild:
 
     @pytest.mark.usefixtures("unscripted")
     def test_an_investigation_that_outlasts_the_run_is_ended_and_its_bug_is_kept(
-        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+        self, subject_of: SubjectOf
     ) -> None:
         slow = subject_of("slower_from_call_to_call", child=Child("cpu"))
-        subject = in_little_time(slow, monkeypatch)
+        subject = in_little_time(slow)
         assert finding_of(subject, "forward", CASE).kind == "error"
         assert subject.runs.clock.remaining > -2 * GRACE_SECONDS
 
@@ -330,9 +328,8 @@ class TestChild:
         child.close()
 
 
-def in_little_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
+def in_little_time(subject: Subject) -> Subject:
     """Return the subject in a run that ends in 2 s, and may be busy with a failure for 1 s more."""
-    monkeypatch.setattr("tests.harness.clock.GRACE_SECONDS", 1.0)
-    subject.runs.clock = Clock(seconds=2.0)
+    subject.runs.clock = Clock(seconds=2.0, grace=1.0)
     subject.runs.clock.start()
     return subject

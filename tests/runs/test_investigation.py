@@ -65,9 +65,8 @@ def test_what_is_always_wrong_in_one_dtype_is_judged_in_others(subject_of: Subje
 
 @pytest.mark.usefixtures("unscripted")
 def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were_drawn(
-    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    subject_of: SubjectOf,
 ) -> None:
-    monkeypatch.setattr("tests.harness.clock.GRACE_SECONDS", 100.0)  # of a busy machine
     subject = subject_of("three", SEVERAL)
     cases = (
         Case(heads_kv=2, group=2, seqlen_q=9, seqlen_k=9),
@@ -76,7 +75,7 @@ def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were
     )
     verdicts = [(case, subject.runs.verdict("forward", case)) for case in cases]
     subject.triage.waiting = [FailingExample("forward", case, x.finding) for case, x in verdicts if x.finding]
-    subject.runs.clock = Clock(0.0)
+    subject.runs.clock = Clock(0.0, grace=100.0)  # of a busy machine
     subject.runs.clock.start()
     subject.triage.finish()
     needs = {tuple(need.name for need in bug.needs): bug.failure.case for bug in subject.known.bugs.values()}
