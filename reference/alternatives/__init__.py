@@ -8,7 +8,18 @@ the two apart.
 ``declaration`` says how an alternative is declared; each other module declares those of one kind.
 """
 
-from reference.alternatives import backward, heads, keys, masks, memory, numbers, rows, scaling, softmax
+from reference.alternatives import (
+    backward,
+    dropout,
+    heads,
+    keys,
+    masks,
+    memory,
+    numbers,
+    rows,
+    scaling,
+    softmax,
+)
 from reference.alternatives.declaration import Alternative, Change, Given, candidates, changes_of, named
 
 __all__ = [
@@ -18,6 +29,7 @@ __all__ = [
     "backward",
     "candidates",
     "changes_of",
+    "dropout",
     "heads",
     "keys",
     "masks",

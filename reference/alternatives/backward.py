@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def _of_delta(g: Given, e: Exact) -> Iterator[float]:
     for name in ("dq", "dk"):
         if g.get(name) is not None:
             whole, lost = gradients(g, e)
-            yield from factor(_given(g, name).double() - whole[name], -lost[name])
+            yield from factor(_given(g, name).double() - whole[name], -lost[name], g["q"].dtype)
 
 
 def with_delta(change: Callable[[Tensor, Given], Tensor]) -> Callable[[Given], Given]:
@@ -114,6 +115,22 @@ def delta_of_another_row(which: str) -> Change:
 
 
 @alternative(
+    "delta of the first sequence is taken for all in {tensors}",
+    scopes=OF_DS,
+    when=lambda g: has_gradients(g) and len(g["q"]) > 1,
+)
+def delta_of_first_sequence() -> Change:
+    """An offset by the number of the sequence is left out."""
+    return Change(call=with_delta(lambda delta, g: delta[:1].expand_as(delta)))
+
+
+@alternative("delta is the sum of the squares of dout in {tensors}", scopes=OF_DS, when=has_gradients)
+def delta_of_dout() -> Change:
+    """One tensor is passed for the other."""
+    return Change(call=lambda g: {**g, "out": g["dout"].double()})
+
+
+@alternative(
     "delta of the first query head is taken for all heads in {tensors}",
     scopes=OF_DS,
     when=lambda g: has_gradients(g) and g["q"].shape[1] > 1,
@@ -158,7 +175,7 @@ def delta_of_columns(columns: int) -> Change:
 def _of_lse(g: Given, e: Exact) -> Iterator[float]:
     if g.get("dv") is not None:
         whole, _ = gradients(g, e)
-        for found in factor(g["dv"], whole["dv"]):
+        for found in factor(g["dv"], whole["dv"], g["q"].dtype):
             if found > 0:
                 yield math.log(found)
 
@@ -183,6 +200,8 @@ def lse_too_small(value: float) -> Change:
         "of the first row",
         "of the row before",
         "of the first head",
+        "of the first head of its group",
+        "of the first sequence",
         "of another place, as if there were as many queries as keys",
         "of another place, as if the rows of a group were stored by row and head",
         "without the sink",
@@ -208,6 +227,11 @@ def other_lse(which: str) -> Change:
                 lse = lse + torch.log1p(-(g["rule"].sinks.double()[None, :, None] - lse).exp())
         elif which == "of the first head":
             lse = lse[:, :1].expand_as(lse)
+        elif which == "of the first sequence":
+            lse = lse[:1].expand_as(lse)
+        elif which == "of the first head of its group":
+            group = lse.shape[1] // g["k"].shape[1]
+            lse = lse[:, ::group].repeat_interleave(group, 1)
         else:
             lse = lse[:, :, rows * 0 if which == "of the first row" else (rows - 1).clamp_min(0)]
         return {**g, "lse": lse}
@@ -225,7 +249,8 @@ def _of(name: str) -> Callable[[Given, Exact], Iterator[float]]:
     def fits(g: Given, e: Exact) -> Iterator[float]:
         if g.get(name) is not None:
             whole, lost = gradients(g, e)
-            yield from factor(_given(g, name), whole[name] - lost[name] if name in lost else whole[name])
+            expected = whole[name] - lost[name] if name in lost else whole[name]
+            yield from factor(_given(g, name), expected, g["q"].dtype)
 
     return fits
 
@@ -269,3 +294,28 @@ def gradient_is_0() -> Change:
             name: lambda value, bound: (torch.zeros_like(value), bound) for name in BACKWARD
         }
     )
+
+
+@alternative(
+    "P is computed again with exponents that are {which} times as large, in {tensors}",
+    scopes=(BACKWARD, DQ, DK_AND_DV, ("dk",), ("dv",)),
+    when=has_gradients,
+    which=("log2(e)", "ln 2"),
+)
+def power_of_weights(which: str) -> Change:
+    """The unit of the exponents is not that of the exponential."""
+    unit = math.log(2.0) if which == "ln 2" else math.log2(math.e)
+    return Change(
+        call=lambda g: {**g, "lse": _lse_of(g) * unit, "sm_scale": g["sm_scale"] * unit},
+        exact=lambda e, g: replace(e, sm_scale=g["sm_scale"] / unit),
+    )
+
+
+@alternative(
+    "dk and dv are exchanged",
+    scopes=(DK_AND_DV,),
+    when=lambda g: has_gradients(g) and g["k"].shape == g["v"].shape,
+)
+def exchanged() -> Change:
+    """Gradients are returned in another order."""
+    return Change(call=lambda g: {**g, "dk": g["dv"], "dv": g["dk"]})

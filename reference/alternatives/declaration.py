@@ -35,7 +35,7 @@ EVERY = (*OUT_AND_LSE, *BACKWARD)
 ONLY = "only"
 """The name of the value that says which calls an alternative is restricted to."""
 
-PASSES = (EVERY, OUT_AND_LSE, BACKWARD, DQ, DK_AND_DV)
+PASSES = (EVERY, OUT_AND_LSE, BACKWARD, DQ, DK_AND_DV, ("dk",), ("dv",))
 """The sets of tensors that a change of what both passes compute may concern."""
 
 OF_TENSORS: Mapping[tuple[str, ...], str] = {
@@ -43,6 +43,8 @@ OF_TENSORS: Mapping[tuple[str, ...], str] = {
     BACKWARD: "in the backward, ",
     DQ: "in dq, ",
     DK_AND_DV: "in dk and dv, ",
+    ("dk",): "in dk, ",
+    ("dv",): "in dv, ",
 }
 """How the words of such a change begin."""
 
@@ -52,6 +54,8 @@ CONDITIONS: Mapping[str, Callable[[Given], bool]] = {
     "without a causal mask": lambda g: not g["causal"],
     "for a single query": lambda g: g["q"].shape[2] == 1,
     "for several queries": lambda g: g["q"].shape[2] > 1,
+    "for up to 4 queries": lambda g: g["q"].shape[2] <= 4,
+    "for more than 4 queries": lambda g: g["q"].shape[2] > 4,
     "with fewer queries than keys": lambda g: g["q"].shape[2] < g["k"].shape[2],
     "with more queries than keys": lambda g: g["q"].shape[2] > g["k"].shape[2],
     "where heads are grouped": lambda g: g["q"].shape[1] > g["k"].shape[1],
@@ -77,13 +81,14 @@ class Change:
             kernel changes them, outputs are changed back.
         scores: made of the call's arguments, changes the scores.
         results: made of the exact quantities and of the call as it is, changes the expected tensors of these names.
-        gradient_scale: the scale that multiplies dq and dk, if it is not the one of the scores.
+        exact: made of the exact quantities of the changed call and of that call, changes them for the bounds; what is
+            returned of a forward does not follow from them.
     """
 
     call: Callable[[Given], Given] | None = None
     scores: Callable[[Given], Scores] | None = None
     results: Callable[[Exact, Given], Mapping[str, Moved]] | None = None
-    gradient_scale: Callable[[Given], float] | None = None
+    exact: Callable[[Exact, Given], Exact] | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,19 @@ class Alternative:
         """Whether it changes anything in a call."""
         only = dict(self.values).get(ONLY)
         return KINDS[self.name].when(g) and (only is None or CONDITIONS[only](g))
+
+    def changes(self, g: Given) -> bool:
+        """Whether it may change anything in a call that it concerns."""
+        change = self.change
+        if change.call is None or not (
+            change.scores is None and change.results is None and change.exact is None
+        ):
+            return True
+        try:
+            changed = change.call(g)
+        except LookupError:
+            return True
+        return any(changed.get(name) is not value for name, value in g.items())
 
     @property
     def record(self) -> list[Any]:

@@ -24,7 +24,7 @@ def is_grouped(g: Given) -> bool:
 
 @alternative(
     "grouped heads are read interleaved: query head h reads key head h mod heads_kv",
-    scopes=(EVERY, OUT_AND_LSE, BACKWARD),
+    scopes=(EVERY, OUT_AND_LSE, BACKWARD, ("dq",), DK_AND_DV),
     when=lambda g: is_grouped(g) and g["k"].shape[1] > 1,
 )
 def interleaved() -> Change:
@@ -180,3 +180,29 @@ def mean_of_group() -> Change:
         return {**g, **{name: g[name].double() * group for name in DK_AND_DV if g.get(name) is not None}}
 
     return Change(call=call)
+
+
+def _with_query_heads(order: Callable[[Given], Tensor], g: Given) -> Given:
+    """Return the call with query heads, and what was computed of them, in another order (heads_q,) int64."""
+    at, rule = order(g).to(g["q"].device), g["rule"]
+    changed = {name: g[name][:, at] for name in ("q", "dout", "out", "lse") if g.get(name) is not None}
+    of_heads = {name: x[at] for name, x in rule.tensors.items() if name in ("alibi_slopes", "sinks")}
+    return {**g, **changed, "rule": replace(rule, **of_heads)}
+
+
+@alternative(
+    "{tensors} of key head h are summed over {which}",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=is_grouped,
+    which=("the query heads from h on", "the first query head of its group, once for each"),
+)
+def other_heads_summed(which: str) -> Change:
+    """The number of the first query head, or the step to the next one, is left out."""
+
+    def order(g: Given) -> Tensor:
+        heads_kv = g["k"].shape[1]
+        group = g["q"].shape[1] // heads_kv
+        of_group, first = torch.arange(group), torch.arange(heads_kv)[:, None]
+        return (first + of_group if which.endswith("on") else first * group + 0 * of_group).flatten()
+
+    return Change(call=lambda g: _with_query_heads(order, g))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reference.alternatives.declaration import EVERY, OUT_AND_LSE, Change, Given, Moved, Scores, alternative
-from reference.alternatives.masks import TILES, diagonals_of, keys_of
+from reference.alternatives.masks import TILES, diagonals_of, is_plain, keys_of, rows_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 """The numbers of keys that are tried as the most that a kernel reads."""
@@ -16,10 +16,14 @@ SENTINELS = (
     -1e5,
     -1e6,
     -1e9,
+    -1e30,
+    -3e4,
+    0.0,
     -100.0,
     -50.0,
     -1e4 * math.log(2.0),
     -1e6 * math.log(2.0),
+    -3e4 * math.log(2.0),
     torch.finfo(torch.float32).min,
 )
 """The finite numbers that are tried for scores of hidden keys; a kernel that works in base 2 has them times ln 2."""
@@ -108,6 +112,17 @@ def key_dropped(which: str) -> Change:
     return Change(call=call)
 
 
+@alternative("the last key is dropped where its tile of {tile} is not full", when=_has_tail, tile=TILES)
+def last_key_of_part_dropped(tile: int) -> Change:
+    """The mask of keys past the end starts one key early."""
+
+    def call(g: Given) -> Given:
+        count = g["k"].shape[2]
+        return with_keys(keys_of(g) < count - (count % tile > 0), g)
+
+    return Change(call=call)
+
+
 @alternative("a last key alone in its tile of {tile} is dropped", when=_has_tail, tile=TILES)
 def lone_key_dropped(tile: int) -> Change:
     """A last tile with a single key is left out."""
@@ -147,8 +162,16 @@ def first_tile_alone(tile: int) -> Change:
     return Change(call=lambda g: with_keys(keys_of(g) < tile, g))
 
 
+@alternative(
+    "the first tile of {tile} keys is dropped, unless there is no other tile", when=_has_tail, tile=TILES
+)
+def first_tile_dropped(tile: int) -> Change:
+    """The loop over tiles of keys starts with the second one."""
+    return Change(call=lambda g: with_keys(keys_of(g) >= (tile if g["k"].shape[2] > tile else 0), g))
+
+
 def twice(of: Tensor) -> Scores:
-    """Return what has the keys ``of``, (seqlen_k,) bool, count twice in each sum."""
+    """Return what has the keys ``of``, (seqlen_k,) or (rows, seqlen_k) bool, count twice in each sum."""
     return lambda scores, seen: (scores + math.log(2.0) * of, seen)
 
 
@@ -156,6 +179,25 @@ def twice(of: Tensor) -> Scores:
 def tail_twice(tile: int) -> Change:
     """The last tile, which is not full, is handled both in the loop and after it."""
     return Change(scores=lambda g: twice(keys_of(g) >= g["k"].shape[2] // tile * tile))
+
+
+@alternative(
+    "tiles of {tile} keys that all of a tile of {rows} rows see as a whole count twice",
+    when=lambda g: _has_tail(g) and is_plain(g),
+    tile=TILES,
+    rows=(16, 64, 128),
+)
+def whole_tiles_twice(tile: int, rows: int) -> Change:
+    """The loop over tiles that need a mask starts with the first tile."""
+
+    def scores(g: Given) -> Scores:
+        ends, count = keys_of(g) // tile * tile + tile - 1, g["k"].shape[2]
+        of = (ends < count).expand(g["q"].shape[2], -1)
+        if g["causal"]:
+            of = of & (ends <= diagonals_of(g)[rows_of(g) // rows * rows, None])
+        return twice(of.repeat(g["q"].shape[1] // g["k"].shape[1], 1))
+
+    return Change(scores=scores)
 
 
 @alternative(

@@ -7,12 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from reference.alternatives.declaration import Change, Given, Scores, alternative
+from reference.alternatives.declaration import BACKWARD, DQ, Change, Given, Scores, alternative
 from reference.heads import fold
 from reference.mask_pattern import NO_PATTERN
 
 TILES = (16, 32, 64, 128)
 """The sizes of tiles that are tried."""
+ADDED = {"bias": "bias", "sinks": "sink", "alibi_slopes": "ALiBi slope", "softcap": "soft-cap"}
+"""The fields of a score rule, by what they are called."""
 
 
 def is_causal(g: Given) -> bool:
@@ -49,13 +51,17 @@ def no_mask() -> Change:
     return Change(call=lambda g: {**g, "causal": False})
 
 
-@alternative("the causal mask is aligned {corner}", when=is_causal, corner=("top-left", "bottom-right"))
+@alternative(
+    "the causal mask is aligned {corner}",
+    when=is_causal,
+    corner=("top-left", "bottom-right", "by seqlen_q - seqlen_k instead of seqlen_k - seqlen_q"),
+)
 def other_corner(corner: str) -> Change:
-    """The mask starts at the first key, or ends at the last one."""
+    """The mask starts at the first key, ends at the last one, or is shifted the other way."""
 
     def call(g: Given) -> Given:
-        shift = g["k"].shape[2] - g["q"].shape[2] if corner == "bottom-right" else 0
-        return with_diagonals(rows_of(g) + shift, g)
+        shift = g["k"].shape[2] - g["q"].shape[2]
+        return with_diagonals(rows_of(g) + {"top-left": 0, "bottom-right": shift}.get(corner, -shift), g)
 
     return Change(call=call)
 
@@ -166,9 +172,92 @@ def remasked(seen_by: Callable[[Given, Tensor], Tensor]) -> Change:
     return Change(scores=scores)
 
 
-def is_plainly_causal(g: Given) -> bool:
+def is_plain(g: Given) -> bool:
     """Whether nothing but a causal mask and padding says what rows see, and how."""
-    return is_causal(g) and not g["pattern"] and not g["rule"]
+    return not g["pattern"] and not g["rule"]
+
+
+def is_plainly_causal(g: Given) -> bool:
+    """Whether a causal mask and padding alone say what rows see, and how."""
+    return is_causal(g) and is_plain(g)
+
+
+def first_of_tile(tile: int, g: Given) -> Tensor:
+    """Return the diagonal of the first row of each query's tile, (seqlen_q, 1) int64."""
+    return diagonals_of(g)[rows_of(g) // tile * tile, None]
+
+
+def last_of_tile(tile: int, g: Given) -> Tensor:
+    """Return the diagonal of the last row of each query's tile, (seqlen_q, 1) int64."""
+    last = (rows_of(g) // tile * tile + tile - 1).clamp_max(len(rows_of(g)) - 1)
+    return diagonals_of(g)[last, None]
+
+
+@alternative(
+    "under the causal mask, a tile of {rows} rows sees all of each tile of {tile} keys that its last row sees",
+    when=is_plainly_causal,
+    tile=TILES,
+    rows=TILES,
+)
+def tiles_on_diagonal_whole(tile: int, rows: int) -> Change:
+    """Tiles on the diagonal are not masked."""
+    return remasked(lambda g, diagonals: keys_of(g) // tile * tile <= last_of_tile(rows, g))
+
+
+@alternative(
+    "under the causal mask, a tile of {rows} rows does not see tiles of {tile} keys that {which}",
+    when=is_plainly_causal,
+    tile=TILES,
+    rows=TILES,
+    which=("its first row does not see", "its first row does not see to the end"),
+)
+def tiles_on_diagonal_lost(tile: int, rows: int, which: str) -> Change:
+    """Tiles on the diagonal are left out."""
+    end = tile - 1 if which.endswith("end") else 0
+
+    def seen(g: Given, diagonals: Tensor) -> Tensor:
+        return (keys_of(g) <= diagonals) & (keys_of(g) // tile * tile + end <= first_of_tile(rows, g))
+
+    return remasked(seen)
+
+
+def without(hidden: Callable[[Given], Tensor]) -> Change:
+    """Return the change that rows do not see further keys, (seqlen_q, seqlen_k) bool."""
+
+    def scores(g: Given) -> Scores:
+        of = hidden(g).repeat(g["q"].shape[1] // g["k"].shape[1], 1)
+
+        def rescored(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            return x.masked_fill(of, -math.inf), ~of if seen is None else seen & ~of
+
+        return rescored
+
+    return Change(scores=scores)
+
+
+@alternative(
+    "the keys of a tile of {rows} rows start with the tile of {tile} {which}",
+    when=lambda g: bool(g["pattern"].window) and not g["pattern"].first_keys and not g["pattern"].prefix,
+    tile=TILES,
+    rows=(1, *TILES),
+    which=(
+        "in which the window of its last row starts",
+        "after that in which the window of its first row starts",
+    ),
+)
+def window_starts_late(tile: int, rows: int, which: str) -> Change:
+    """The first tile of keys is that of another row, or one too far."""
+
+    def hidden(g: Given) -> Tensor:
+        of_last = "last row" in which
+        diagonals = last_of_tile(rows, g) if of_last else first_of_tile(rows, g)
+        start = (diagonals - g["pattern"].window + 1).clamp_min(0)
+        tiles = (
+            start.div(tile, rounding_mode="floor") if of_last else -(-start).div(tile, rounding_mode="floor")
+        )
+        return keys_of(g) < tiles * tile
+
+    return without(hidden)
 
 
 @alternative(
@@ -288,32 +377,86 @@ def no_padding_mask() -> Change:
 
 
 @alternative(
+    "key_padding_mask {which}",
+    when=lambda g: g["key_padding_mask"] is not None,
+    which=("says which keys are hidden", "of the first sequence is used for all"),
+)
+def other_padding_mask(which: str) -> Change:
+    """Its meaning is the other way about, or an offset by the number of the sequence is left out."""
+
+    def call(g: Given) -> Given:
+        mask = g["key_padding_mask"]
+        return {**g, "key_padding_mask": ~mask if "hidden" in which else mask[:1].expand_as(mask)}
+
+    return Change(call=call)
+
+
+@alternative(
     "{what}",
-    when=lambda g: g["rule"].bias is not None or g["rule"].sinks is not None,
+    when=lambda g: any(getattr(g["rule"], name) is not None for name in ADDED),
     what=(
         "the bias of the first sequence is used for all",
-        "the bias of a query head is read at its key head",
         "the bias is multiplied by sm_scale",
-        "the sink of a query head is read at its key head",
+        *(
+            f"the {name} of a query head is read at {place}"
+            for name in ("bias", "sink", "ALiBi slope")
+            for place in ("its key head", "the first query head of its group")
+        ),
+        *(
+            f"the {name} is multiplied by {unit}"
+            for name in ("bias", "sink", "ALiBi slope", "soft-cap")
+            for unit in ("ln 2", "log2(e)")
+        ),
     ),
 )
 def rule_read(what: str) -> Change:
-    """A bias or a sink is looked for at another place, or added too early."""
+    """What changes scores besides the scale is looked for at another place, or is in another unit."""
+    name = next(field for field, word in ADDED.items() if what.startswith(f"the {word} "))
+
+    def changed(x: Tensor, g: Given) -> Tensor:
+        heads, heads_kv = g["q"].shape[1], g["k"].shape[1]
+        at = torch.arange(heads, device=g["q"].device) // (heads // heads_kv)
+        if what.endswith("used for all"):
+            return x[:1]
+        if " head" in what:
+            at = at * (heads // heads_kv) if what.endswith("of its group") else at
+            of_heads = x.ndim == 1 or x.shape[1] > 1
+            return x if not of_heads else x[at] if x.ndim == 1 else x[:, at]
+        factor = math.log(2.0) if what.endswith("ln 2") else math.log2(math.e)
+        return x * (g["sm_scale"] if what.endswith("sm_scale") else factor)
 
     def call(g: Given) -> Given:
-        bias, sinks, heads = g["rule"].bias, g["rule"].sinks, g["q"].shape[1]
-        at = torch.arange(heads, device=g["q"].device) // (heads // g["k"].shape[1])
-        if "sink" in what:
-            return {**g, "rule": replace(g["rule"], sinks=None if sinks is None else sinks[at])}
-        if bias is not None and "first" in what:
-            bias = bias[:1]
-        elif bias is not None and "head" in what:
-            bias = bias[:, at] if bias.shape[1] > 1 else bias
-        elif bias is not None:
-            bias = bias.double() * g["sm_scale"]
-        return {**g, "rule": replace(g["rule"], bias=bias)}
+        x = getattr(g["rule"], name)
+        if x is None or not name:
+            return g
+        x = x.double() if isinstance(x, Tensor) else x
+        return {**g, "rule": replace(g["rule"], **{name: changed(x, g)})}
 
     return Change(call=call)
+
+
+@alternative(
+    "the derivative of the soft-cap is left out of {tensors}",
+    scopes=(BACKWARD, ("dq", "dk"), DQ, ("dk",)),
+    when=lambda g: bool(g["rule"].softcap),
+)
+def no_slope() -> Change:
+    """The gradient of the capped scores is taken for that of the products."""
+    return Change(exact=lambda e, g: replace(e, cap_slope=None, softcap=0.0))
+
+
+@alternative(
+    "ALiBi counts distances from the number of the row, also where the lengths differ",
+    when=lambda g: g["rule"].alibi_slopes is not None and g["alignment"] == "bottom_right",
+)
+def alibi_from_row() -> Change:
+    """The offset between rows and keys is left out."""
+
+    def scores(g: Given) -> Scores:
+        own, other = (g["rule"].added(g["q"], g["k"], corner) for corner in ("bottom_right", "top_left"))
+        return lambda x, seen: (x + (other - own), seen)
+
+    return Change(scores=scores)
 
 
 @alternative(

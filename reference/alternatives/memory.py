@@ -1,21 +1,36 @@
 """Strides: a tensor that is read by the strides of another one, or as if it were contiguous."""
 
 import math
+from collections.abc import Collection
 
 from torch import Tensor
 
-from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE, Change, Given, Moved, alternative
+from reference.alternatives.declaration import (
+    BACKWARD,
+    DK_AND_DV,
+    EVERY,
+    OUT_AND_LSE,
+    Change,
+    Given,
+    Moved,
+    alternative,
+)
 from reference.bounds import Exact
 
 READ = ("q", "k", "v", "dout")
+DIMENSIONS = ("batches", "heads", "rows", "columns")
+
+
+class LeavesMemory(LookupError):
+    """A kernel that computes an alternative reads memory behind a tensor, of which nothing is known."""
 
 
 def by_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return what is read of a tensor by other strides. Raises LookupError where that leaves its memory."""
+    """Return what is read of a tensor by other strides. Raises LeavesMemory where that leaves its memory."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True) if size)
     room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
     if not x.numel() or min(strides) < 0 or last >= room:
-        raise LookupError("these strides leave the tensor's memory")
+        raise LeavesMemory("these strides leave the tensor's memory")
     return x.as_strided(x.shape, strides, x.storage_offset())
 
 
@@ -45,13 +60,29 @@ def as_contiguous(tensor: str) -> Change:
 )
 def by_strides_of(tensor: str, other: str) -> Change:
     """One tensor's strides are passed for another's."""
+    return Change(call=lambda g: _with_strides(tensor, other, range(4), g))
 
-    def call(g: Given) -> Given:
-        if g.get(other) is None or g[tensor].stride() == g[other].stride() or tensor == other:
-            return g
-        return {**g, tensor: by_strides(g[tensor], g[other].stride())}
 
-    return Change(call=call)
+@alternative(
+    "{what} of {tensor} are read by the strides of {other}",
+    scopes=(EVERY, OUT_AND_LSE, BACKWARD, ("dq",), DK_AND_DV),
+    when=lambda g: len({g[name].stride() for name in READ if g.get(name) is not None}) > 1,
+    tensor=READ,
+    other=(*READ, "out"),
+    what=DIMENSIONS,
+)
+def one_stride_of(tensor: str, other: str, what: str) -> Change:
+    """One tensor's stride is passed for another's."""
+    return Change(call=lambda g: _with_strides(tensor, other, [DIMENSIONS.index(what)], g))
+
+
+def _with_strides(tensor: str, other: str, dims: Collection[int], g: Given) -> Given:
+    """Return the call with a tensor that is read by the strides of another one in some dimensions."""
+    if g.get(other) is None or tensor == other or (len(dims) == 1 and g[tensor].shape != g[other].shape):
+        return g
+    own, found = g[tensor].stride(), g[other].stride()
+    strides = tuple(found[dim] if dim in dims else own[dim] for dim in range(4))
+    return g if strides == own else {**g, tensor: by_strides(g[tensor], strides)}
 
 
 @alternative(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ def scale_of_scores(which: str) -> Change:
     """P is computed with another scale than that of its gradients."""
     return Change(
         call=lambda g: {**g, "sm_scale": other_scale(which, g), "given_scale": g["sm_scale"]},
-        gradient_scale=lambda g: float(g["given_scale"]),
+        exact=lambda e, g: replace(e, sm_scale=float(g["given_scale"])),
     )
 
 
@@ -100,21 +101,25 @@ def scale_of_scores(which: str) -> Change:
 )
 def scale_of_gradients(which: str) -> Change:
     """DS k and dS^T q are multiplied by another scale than the scores are."""
-    return Change(gradient_scale=lambda g: other_scale(which, g))
+    return Change(exact=lambda e, g: replace(e, sm_scale=other_scale(which, g)))
 
 
-def factor(actual: Tensor, expected: Tensor) -> Iterator[float]:
-    """Yield the factor by which an actual tensor is nearest to what is expected, unless that is about 1, or unknown."""
+def factor(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> Iterator[float]:
+    """Yield the factor by which an actual tensor is nearest to what is expected, unless that is about 1, or unknown.
+
+    What is cut to a dtype instead of rounded is too small by up to half of its eps in the mean, both weights and their
+    sum; so a factor that is nearer to 1 than eps is none.
+    """
     known = actual.isfinite() & expected.isfinite()
     x, y = expected[known].double(), actual[known].double()
     if len(x) and float(x @ x) > 0:
         found = float(x @ y / (x @ x))
-        if found and abs(found - 1.0) > LEAST:
+        if found and abs(found - 1.0) > max(LEAST, torch.finfo(dtype).eps):
             yield found
 
 
 def _of_out(g: Given, e: Exact) -> Iterator[float]:
-    return factor(fold(g["out"], g["k"].shape[1]), e.out)
+    return factor(fold(g["out"], g["k"].shape[1]), e.out, g["q"].dtype)
 
 
 @alternative("out is multiplied by {value}", scopes=(("out",), ("out", *BACKWARD)), fits=_of_out)
@@ -127,11 +132,12 @@ def out_times(value: float) -> Change:
     "lse is {which}",
     scopes=(("lse",), ("lse", *BACKWARD)),
     when=lambda g: g.get("lse") is not None,
-    which=("in base 2", "in base 10", "divided by log2(e) once too often"),
+    which=("in base 2", "in base 10", "divided by log2(e) once too often", "of the wrong sign"),
 )
 def other_base(which: str) -> Change:
     """The logarithm is not the natural one."""
-    unit = {"in base 2": math.log(2.0), "in base 10": math.log(10.0)}.get(which, math.log2(math.e))
+    of_base = {"in base 2": math.log(2.0), "in base 10": math.log(10.0), "of the wrong sign": -1.0}
+    unit = of_base.get(which, math.log2(math.e))
     return Change(call=lambda g: {**g, "lse": g["lse"].double() * unit})
 
 
@@ -206,6 +212,9 @@ def lse_shifted(value: float) -> Change:
         "the logarithm of the sum without the maximum",
         "the maximum alone",
         "the sum, without a logarithm",
+        "the maximum, and the logarithm of the sum in base 2",
+        "the maximum in base 2, and the natural logarithm of the sum",
+        "the maximum before the scale, and the logarithm of the sum",
     ),
 )
 def lse_in_part(which: str) -> Change:
@@ -220,6 +229,13 @@ def lse_in_part(which: str) -> Change:
             if which == "the sum, without a logarithm":
                 total = (lse - top).exp()
                 return total, bound * (total + 1)
+            if which.startswith("the maximum, and"):
+                return torch.where(lse.isfinite(), top + (lse - top) * math.log2(math.e), lse), 2 * bound
+            if which.startswith("the maximum in base 2"):
+                return lse + top * (math.log2(math.e) - 1.0), 2 * bound
+            if which.startswith("the maximum before"):
+                factor = 1.0 / g["sm_scale"] if g["sm_scale"] else 0.0
+                return lse + top * (factor - 1.0), bound * max(1.0, abs(factor))
             return lse - top, bound
 
         return {"lse": move}
@@ -257,3 +273,25 @@ def lse_padded(tile: int) -> Change:
         return torch.nn.functional.pad(x, (0, -x.shape[-1] % tile)).flatten()[: x.numel()].view(x.shape)
 
     return Change(results=lambda e, g: {"lse": lambda lse, bound: (move(lse), move(bound))})
+
+
+@alternative(
+    "{tensors} is multiplied by sm_scale", scopes=(("out",), ("dv",)), when=lambda g: bool(g["sm_scale"])
+)
+def scaled_too() -> Change:
+    """The scale of the scores is applied to what they do not multiply."""
+    names = ("out", "dv")
+    return Change(
+        call=lambda g: {**g, **{x: g[x].double() / g["sm_scale"] for x in names if g.get(x) is not None}}
+    )
+
+
+@alternative("out is not divided by the sum of the weights", scopes=(("out",), ("out", *BACKWARD)))
+def not_normalised() -> Change:
+    """Out is the sum of exp(score - maximum) times v."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        total = unfold((e.lse - e.row_max).exp().nan_to_num(), e.q.shape[1] * e.group)[..., None]
+        return {"out": lambda out, bound: (out * total, bound * total)}
+
+    return Change(results=results)

@@ -45,6 +45,20 @@ def not_rescaled(tile: int, which: str, on: str) -> Change:
 
 
 @alternative(
+    "what was summed is multiplied by the inverse of its factor at each tile of {tile} keys",
+    when=lambda g: g["k"].shape[2] > TILES[0],
+    tile=TILES,
+)
+def rescaled_inversely(tile: int) -> Change:
+    """The sum and the output are multiplied by exp(m' - m), not exp(m - m')."""
+
+    def scores(g: Given) -> Scores:
+        return lambda x, seen: (x + 2.0 * growth(x, tile, 2, on=True), seen)
+
+    return Change(scores=scores)
+
+
+@alternative(
     "{what} is not rescaled from the second tile of {tile} keys on",
     when=lambda g: g["k"].shape[2] > TILES[0],
     tile=TILES,
@@ -63,7 +77,11 @@ def one_not_rescaled(tile: int, what: str) -> Change:
 
         def out(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
             if what == "the output":
-                return unfolded(large @ e.v), bound * unfolded(large.sum(-1, keepdim=True)).clamp_min(1.0)
+                large_out, factor = (
+                    unfolded(large @ e.v),
+                    unfolded(large.sum(-1, keepdim=True)).clamp_min(1.0),
+                )
+                return large_out, bound * factor + torch.finfo(g["q"].dtype).eps * large_out.abs()
             return value / unfolded(total)[..., None].clamp_min(1e-300), bound
 
         def lse(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,3 +107,21 @@ def nan_score(score: str) -> Change:
     """A comparison with NaN is false."""
     value = 0.0 if score == "0" else -math.inf
     return Change(scores=lambda g: lambda x, seen: (x.masked_fill(x.isnan(), value), seen))
+
+
+@alternative(
+    "weights are {which} of the score less its maximum",
+    which=("2 to the power", "e to the power of log2(e) times the"),
+)
+def other_power(which: str) -> Change:
+    """The unit of the exponents is not that of the exponential."""
+    unit = math.log(2.0) if which.startswith("2") else math.log2(math.e)
+
+    def scores(g: Given) -> Scores:
+        def rescored(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            top = x.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if x.shape[-1] else x.new_zeros(())
+            return top + (x - top) * unit, seen
+
+        return rescored
+
+    return Change(scores=scores)

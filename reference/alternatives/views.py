@@ -43,13 +43,12 @@ class View:
         return rescored
 
     def rescaled(self, e: Exact) -> Exact:
-        """Return the exact quantities with the scale that multiplies dq and dk.
+        """Return the exact quantities as alternatives change them beside the call.
 
         Where the kernel's own lse says that a row saw no key in the forward, it has no gradients.
         """
-        scales = (x.change.gradient_scale for x in self.alternatives)
-        given = [of(self.changed) for of in scales if of is not None]
-        e = replace(e, sm_scale=given[-1]) if given else e
+        for change in (x.change.exact for x in self.alternatives if x.change.exact is not None):
+            e = change(e, self.changed)
         if (
             self.alternatives
             and self.changed.get("lse") is not None

@@ -11,7 +11,7 @@ from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.restatement import restate_by_basic_law
-from tests.harness.certificates.probes import further, probes
+from tests.harness.certificates.probes import ADDED, further, probes
 from tests.harness.law import law_named
 from tests.harness.running.child import ChildDied, DeviceLost
 from tests.harness.running.runs import Runs, Try
@@ -22,7 +22,7 @@ CERTIFICATE_SECONDS = 12.0
 """Seconds to find out what a kernel computes instead."""
 FEW = 2
 """What is left of a failure has so many times fewer wrong elements at least."""
-FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale")
+FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale", *ADDED)
 """Fields that a second search for a certificate leaves as they are in the failing case."""
 
 
@@ -32,19 +32,15 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
     Where it is NaN that comes from memory around an input, the certificate says so. Otherwise a failure that is judged
     against other certificates gets none, and calls of all kinds are asked first. If these give none, calls are asked
     that have what the bug ``needs``, by names of fields, and then those with the rest as it is in the failing case.
+    Calls with sequences of different lengths are not asked: a certificate of such a failure is told if it explains it.
     """
     case, capabilities = failure.case, runs.claims_of(failure.law)
     if outside := runs.read_outside(failure.law, case, failure.finding):
         what = f"memory is read that lies {' and '.join(outside)}"
         return replace(failure, finding=replace(failure.finding, certificate=what, outside=outside))
-    law = law_named(failure.law)
-    if (
-        failure.alternatives
-        or failure.finding.kind not in NUMBERS
-        or case.ragged != "none"
-        or not law.shares_cases
-        or case.dropout_p
-    ):
+    is_of_lengths = case.ragged != "none"
+    is_asked = law_named(failure.law).shares_cases or is_of_lengths
+    if failure.alternatives or failure.finding.kind not in NUMBERS or not is_asked:
         return failure
     asked: list[list[Case]] = []
     for fixed in (set[str](), {*needs}, {*needs, *FIXED}):
@@ -56,6 +52,8 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
         with suppress(ChildDied, DeviceLost):
             more = list(further(case, capabilities, fixed))
             words, alternatives = runs.certificate(failure, asked[-1], more, share)
+            if is_of_lengths and words:
+                words *= runs.holds_as(failure.law, case, failure.ignored, alternatives)
             if words:
                 told: dict[str, Any] = {
                     "certificate": words,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import LAYOUT_FIELDS, Case
+from strategies.case import LAYOUT_FIELDS, Case, changed
 from strategies.features import with_normal_numbers
 
 LENGTHS = (
@@ -20,9 +20,21 @@ LENGTHS = (
     (17, 40),
     (130, 100),
     (128, 190),
+    (3, 66),
 )
 """Queries and keys of the calls: whole tiles of 16 to 128, a row or a key more, rows that see no key, one query."""
-OTHER_LENGTHS = ((48, 80), (2, 150), (150, 31), (257, 258), (5, 16), (96, 160), (129, 257), (1, 1), (260, 40))
+OTHER_LENGTHS = (
+    (48, 80),
+    (40, 128),
+    (2, 150),
+    (150, 31),
+    (257, 258),
+    (5, 16),
+    (96, 160),
+    (129, 257),
+    (1, 1),
+    (260, 40),
+)
 """Queries and keys of the further calls."""
 SCALES = (None, 0.3, None, -0.125)
 """The scales of the calls, in turns: the default one, and others."""
@@ -38,6 +50,14 @@ LAID_OUT = (
     {"v_layout", "dout_layout"},
 )
 """The tensors that are bnhd in calls with unlike layouts, in turns; the others are contiguous."""
+ADDED: dict[str, Any] = {
+    **dict.fromkeys(("key_padding", "bias", "ragged"), "none"),
+    **dict.fromkeys(("dropout_p", "window", "window_right", "chunk", "first_keys", "prefix", "softcap"), 0),
+    **dict.fromkeys(("alibi_slopes", "sinks"), False),
+}
+"""The options that some calls do without, with the values that stand for none."""
+WITHOUT = (1, 3)
+"""Which of five lengths, in turns, have no options that the bug does not need."""
 SMALL = 2**17
 """The most scores of a call."""
 
@@ -45,10 +65,10 @@ SMALL = 2**17
 def probes(case: Case, capabilities: Capabilities, needs: Collection[str]) -> Iterator[Case]:
     """Yield claimed cases that show what a kernel does where a failing case has what its bug ``needs``.
 
-    They have the dtype, the layouts and the options of the failing case. With what is no need they have several values:
-    batch, heads, groups and the causal mask. Of a scale that is needed only the sign is, so that no change of the scale
-    passes for another. If the failing case has a tensor that is not contiguous, half of the calls have each tensor in
-    another layout.
+    They have the dtype and the layouts of the failing case, and most have its options. With what is no need they have
+    several values: batch, heads, groups and the causal mask. Of a scale that is needed only the sign is, so that no
+    change of the scale passes for another. If the failing case has a tensor that is not contiguous, half of the calls
+    have each tensor in another layout.
     """
     for number, probe in enumerate(_of_lengths(LENGTHS, case, capabilities, needs)):
         yield (_laid_out(probe, number, capabilities) if number // 2 % 2 else None) or probe
@@ -89,9 +109,10 @@ def _of_lengths(
                 "seqlen_q": seqlen_q,
                 "seqlen_k": seqlen_k,
             }
-            kept = {name: value for name, value in varied.items() if name not in needs}
+            without: dict[str, Any] = ADDED if number % 5 in WITHOUT else {}
+            kept = {name: value for name, value in (varied | without).items() if name not in needs}
             if "sm_scale" in needs and case.sm_scale:
                 kept["sm_scale"] = math.copysign(OF_SIGN[number % len(OF_SIGN)], case.sm_scale)
-            probe = replace(dense, seed=dense.seed + seqlen_q, **kept)
+            probe = changed(dense, seed=dense.seed + seqlen_q, **kept)
             if probe.scores <= SMALL and capabilities.admits(probe):
                 yield probe

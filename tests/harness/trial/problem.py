@@ -164,7 +164,10 @@ class Outputs:
         return replace(self, **moved)
 
 
-ARGUMENTS = ("q", "k", "v", "dout", "causal", "sm_scale", "key_padding_mask", "pattern", "rule", "diagonals")
+ARGUMENTS = (
+    *("q", "k", "v", "dout", "causal", "sm_scale", "key_padding_mask"),
+    *("dropout_p", "dropout_seed", "pattern", "rule", "diagonals"),
+)
 """The fields of a problem that an alternative of ``reference.alternatives`` may change."""
 
 

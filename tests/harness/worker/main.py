@@ -57,6 +57,7 @@ from tests.harness.device.specialisation import (
 from tests.harness.device.sync import ASKS_WHERE, device_answers
 from tests.harness.device.transfer import home_of
 from tests.harness.device.tuning import take_over
+from tests.harness.fitting.search import search
 from tests.harness.interpreter.accesses import with_accesses
 from tests.harness.interpreter.installation import makes_code, repair_interpreter
 from tests.harness.interpreter.programs import FORWARD
@@ -68,7 +69,6 @@ from tests.harness.trial import pattern
 from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial, in_short
 from tests.harness.verdict import INTERMITTENT, LEAK, STATE, Finding, Verdict
-from tests.harness.worker.certificates import search
 from tests.harness.worker.outside import read_outside
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script

@@ -15,10 +15,10 @@ from reference.alternatives.declaration import BACKWARD, EVERY, KINDS, OUT_AND_L
 from reference.alternatives.views import views
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.fitting.known import Known, values
 from tests.harness.trial.judge import exact_of
 from tests.harness.trial.problem import Outputs, as_changed, given_of
 from tests.harness.trial.trial import Trial
-from tests.harness.worker.certificates import Known, values
 
 CASES = (
     Case(batch=2, heads_kv=2, group=2, seqlen_q=45, seqlen_k=75, head_dim=32, causal=True, sm_scale=0.3),
@@ -38,6 +38,14 @@ OTHER_CALLS = {
     "clamped": "large scores",
     "nan_score": "NaN in q or k",
     "nan_is_0": "NaN in an input",
+    "alibi_from_row": "ALiBi slopes",
+    "no_slope": "a soft-cap",
+    "other_padding_mask": "a padding mask",
+    "window_starts_late": "a window",
+    "not_dropped": "dropout",
+    "other_seed": "dropout",
+    "kept_unscaled": "dropout",
+    "mask_of_another": "dropout",
     "keys_past": "more than 64 keys for each number that is tried",
 }
 """Alternatives that plain calls of ordinary numbers do not show, with what shows them."""

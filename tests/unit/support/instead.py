@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 TILE = 32
-RARE = "fifth_sequence"
-"""A wrong line that no certificate can tell: dq of sequences from the fifth on is twice what it should be."""
+RARE, CUT, FEW = "fifth_sequence", "cut", "few_unmasked"
+"""Wrong lines that no certificate can tell: dq of sequences from the fifth on is twice what it should be, and weights
+are cut to 16 bits, not rounded. By the third, two to four queries are not masked."""
 
 
 def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward: bool) -> Tensor:
     rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     shift = 0 if "top_left" in bugs else k.shape[2] - q.shape[2]
     shift += "one_ahead" in bugs and backward
+    causal = causal and not ("few_unmasked" in bugs and 1 < q.shape[2] <= 4)
     seen = keys <= rows + shift if causal and "no_mask" not in bugs else torch.ones(len(rows), len(keys)) > 0
     if "tail_of_keys" in bugs or ("causal_tail" in bugs and causal):
         seen = seen & (keys < len(keys) // TILE * TILE)
@@ -43,7 +45,9 @@ class _Attention(torch.autograd.Function):
         top = s.amax(-1, keepdim=True) if k.shape[2] else s.new_full((*s.shape[:-1], 1), -math.inf)
         empty = top == -math.inf
         top = top.masked_fill(empty, 0.0)
-        p = (s - top).exp()
+        p = (s - top).exp() if "other_base" not in bugs else (s - top).exp2()
+        if "cut" in bugs:
+            p = (p.to(q.dtype).view(torch.int16) - (p.to(q.dtype) > p).short()).view(q.dtype).float()
         total = p.sum(-1, keepdim=True)
         out = p @ vv / total.masked_fill(empty, 1.0)
         lse = (top + total.log()).masked_fill(empty, -math.inf)[..., 0]
@@ -81,13 +85,15 @@ class _Attention(torch.autograd.Function):
         dk, dv = (x.unflatten(1, order).sum(1 if "interleaved" in bugs else 2) for x in (dk, dv))
         if "first_of_group" in bugs:
             dv = (p.mT @ dout).unflatten(1, order)[:, :, 0]
+        if "exchanged" in bugs:
+            dk, dv = dv, dk
         return None, dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def __getattr__(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return the function whose wrong lines the name has, joined by ``_and_``; ``sound`` has none."""
     bugs = name.split("_and_")
-    if name != "sound" and not {*bugs} <= {*INSTEAD, RARE}:
+    if name != "sound" and not {*bugs} <= {*INSTEAD, RARE, CUT, FEW}:
         raise AttributeError(name)
     return kernel(*bugs)
 
@@ -113,6 +119,8 @@ INSTEAD: Mapping[str, tuple[str, ...]] = {
         "in the forward alone, the scale of the scores is the default 1 / sqrt(head_dim), whatever is given",
     ),
     "base_2": ("lse is in base 2",),
+    "other_base": ("in the forward alone, weights are 2 to the power of the score less its maximum",),
+    "exchanged": ("dk and dv are exchanged",),
     "no_maximum": ("lse is the logarithm of the sum without the maximum",),
     "tail_of_out": ("rows of out past the last whole tile of 32 are 0",),
     "no_delta": ("delta is left out of dq and dk",),

@@ -14,186 +14,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 
-import torch
-from torch import Tensor
-
-from reference.alternatives import Alternative, Given, candidates
-from reference.alternatives.backward import gradients, has_gradients
+from reference.alternatives import Alternative
 from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE
-from reference.alternatives.views import views
-from reference.bounds import Exact
-from reference.family import Family
-from reference.heads import unfold
 from strategies.case import Case
-from tests.harness.trial.judge import exact_of, is_large, judge
-from tests.harness.trial.problem import Outputs, as_changed, given_of
-from tests.harness.trial.trial import LawBroken, OutOfBounds, Trial
+from tests.harness.fitting.known import Known, candidates_of, differ, known_call, of_tensors
+from tests.harness.trial.trial import Trial
 
-FAR, LEAST_FAR = 8.0, 2.0**-10
-"""A tensor is far from a value if it misses it by so many roundings of its dtype, or by that part of its norm.
-
-So an alternative that computes something else is mostly left out without a bound. Roundings of a design of full
-precision add up to fewer: P and dS are rounded once each, and so is what is stored.
-"""
 MOST_TOGETHER = 4
 """How many alternatives may explain a tensor together."""
 WIDTH, SAMPLE = 4, 3
 """How many sets of alternatives are grown by a further one at a time, and on how many failing calls that is tried."""
+LEAST_SHOWN = 3
+"""How many calls have to show that a change is there in calls of a kind, and as many that it is in no others."""
 LEAST_GAIN = 0.05
 """By how much the logarithm of the distance has to shrink where a set of alternatives grows."""
 MOST_ASKED = 4
 """How many further calls are made to tell apart what explains the same."""
-
-
-def values(g: Given, e: Exact, names: Collection[str] = EVERY) -> dict[str, tuple[Tensor, float]]:
-    """Return what attention gives for a call, in float64, each with the norm of what its roundings are relative to.
-
-    Gradients, which are left out if none is among ``names``, follow from the out and lse that the call returned. dq and
-    dk are differences of two sums, and the norms of both count.
-    """
-    heads = g["q"].shape[1]
-    found = {"out": unfold(e.out, heads), "lse": unfold(e.lse, heads)}
-    sizes = dict.fromkeys(found, 0.0)
-    if has_gradients(g) and not {*BACKWARD}.isdisjoint(names):
-        whole, of_delta = gradients(g, e)
-        for name, x in whole.items():
-            lost = of_delta.get(name, torch.zeros_like(x))
-            found[name], sizes[name] = x - lost, _norm(x) + _norm(lost)
-        found["dq"] = unfold(found["dq"], heads)
-    return {name: (x, sizes[name]) for name, x in found.items()}
-
-
-def _norm(x: Tensor) -> float:
-    return float(x[x.isfinite()].norm())
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A tensor of a call beside what alternatives give, in float64; ``size`` is that of ``values``."""
-
-    actual: Tensor
-    expected: Tensor
-    size: float
-
-    def distance(self, limit: float) -> float:
-        """Return how far the tensor is from what is expected, relative to ``limit`` times its norm: above 1 is far.
-
-        An element that is not finite where the other one is counts as large as those are on average.
-        """
-        if self.actual.shape != self.expected.shape:
-            return math.inf
-        known = self.expected.isfinite() & self.actual.isfinite()
-        unlike = int((self.expected.isfinite() ^ self.actual.isfinite()).sum())
-        x = self.expected[known]
-        norm, error = float(x.norm()), float((self.actual[known] - x).norm())
-        found = error / (limit * (norm + self.size) + 1e-6)
-        return found + 1.0 + (unlike / max(1, len(x))) ** 0.5 / limit if unlike else found
-
-
-def compared(
-    trial: Trial, outputs: Outputs, told: tuple[Alternative, ...], names: Collection[str]
-) -> Iterator[tuple[str, Compared]]:
-    """Yield tensors of a call with what they are if a kernel computes some alternatives.
-
-    Raises LookupError or RuntimeError if these can't be told of the call.
-    """
-    p = trial.problem
-    for view in views(given_of(p, outputs, trial.alignment), told, names):
-        changed, _ = as_changed(p, outputs, view.changed)
-        e = view.rescaled(exact_of(trial, changed, view.scores))
-        expected, moved = values(view.changed, e, view.names), view.moved(e)
-        for name in view.names:
-            value, size = expected[name]
-            if name in moved:
-                value, _ = moved[name](value, torch.zeros_like(value))
-            yield name, Compared(view.changed[name].double(), value, size)
-
-
-def limit_of(trial: Trial) -> float:
-    """Return what part of its norm a tensor may miss a value by that it is not far from."""
-    return max(LEAST_FAR, FAR * torch.finfo(trial.problem.dout.dtype).eps)
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """A call that was made: its trial, what it returned, and which tensors are wrong by themselves."""
-
-    trial: Trial
-    outputs: Outputs
-    wrong: frozenset[str]
-    measured: dict[tuple[tuple[Alternative, ...], str], float] = field(default_factory=dict)
-
-    def unexplained(
-        self, told: tuple[Alternative, ...], names: Collection[str], *, surely: bool = True
-    ) -> set[str]:
-        """Return which of some tensors lie outside of the bounds around what the alternatives compute.
-
-        All are returned if an alternative can't be told of the call. With ``surely=False``, they are judged by two
-        arithmetics that round at least as much as each design that the kernel may have, which takes less time: one that
-        computes P again from lse, and one that keeps it.
-        """
-        widest = self.trial.arithmetic
-        roughly = Family((replace(widest, saved_weights=False), replace(widest, saved_weights=True)))
-        family = self.trial.family if surely else roughly
-        asked = self.trial.replayed(family)
-        asked.alternatives = told
-        try:
-            judge(asked, asked.problem, self.outputs, names=names)
-        except OutOfBounds as broken:
-            return {*broken.tensors}.intersection(names)
-        except (LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
-            return {*names}
-        return set()
-
-    def distances(self, told: tuple[Alternative, ...], names: Collection[str]) -> dict[str, float]:
-        """Return how far some tensors are from what alternatives compute, by norms in place of bounds: above 1 is far.
-
-        All are infinitely far if an alternative can't be told of the call.
-        """
-        told = tuple(x.always for x in told if x.concerns(self.given))
-        left = [name for name in names if (told, name) not in self.measured]
-        try:
-            for name, each in compared(self.trial, self.outputs, told, left) if left else ():
-                self.measured[told, name] = each.distance(limit_of(self.trial))
-        except (LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
-            self.measured.update({(told, name): math.inf for name in left})
-        return {name: self.measured[told, name] for name in names}
-
-    @cached_property
-    def given(self) -> Given:
-        """Return the call as alternatives take it."""
-        return given_of(self.trial.problem, self.outputs, self.trial.alignment)
-
-    def missed(self, told: tuple[Alternative, ...], names: Collection[str]) -> set[str]:
-        """Return which of some tensors are far from what the alternatives compute."""
-        return {name for name, x in self.distances(told, names).items() if x > 1.0}
-
-    def follow(self, names: Collection[str]) -> bool:
-        """Whether some gradients are right for the right out and lse, which are not those that the kernel returned."""
-        asked = self.trial.replayed(self.trial.family)
-        asked.apart = False
-        try:
-            judge(asked, asked.problem, self.outputs, names=names)
-        except OutOfBounds:
-            return False
-        return True
-
-
-def known_call(trial: Trial) -> Known | None:
-    """Make the call of a trial, and return it with the tensors that are wrong; None if nothing can be said of it."""
-    p = trial.problem
-    if is_large(p) or p.dropout_p or trial.arithmetic.quantisation:
-        return None
-    outputs = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
-    if trial.changed_input() is not None:  # what is right follows from the inputs as they were
-        return None
-    try:
-        judge(trial.replayed(trial.family), p, outputs)
-    except OutOfBounds as broken:
-        return Known(trial, outputs, frozenset(broken.tensors))
-    except LawBroken:
-        return None
-    return Known(trial, outputs, frozenset())
 
 
 @dataclass
@@ -221,7 +57,7 @@ class Certificate:
         """Say what the kernel computes instead, and what no call has told apart from that."""
         found = []
         for told in self.alternatives:
-            others = (x.words for x in _of(self.tied.get(told.name, ()), told.tensors))
+            others = (x.words for x in of_tensors(self.tied.get(told.name, ()), told.tensors))
             other = " and ".join(others)
             found.append(f"{told.words} (or {other})" if other else told.words)
         return found
@@ -254,7 +90,7 @@ class Search:
 
         Gradients are explained by themselves, or together with what explains out and lse, if that explains more.
         """
-        found = Certificate()
+        found = Certificate(unexplained={*self.wrong - {*EVERY}})
         self._explain(found, [x for x in OUT_AND_LSE if x in self.wrong], ())
         wrong = [x for x in BACKWARD if x in self.wrong]
         of_forward = tuple(replace(each, tensors=EVERY) for each in found.alternatives)
@@ -301,9 +137,13 @@ class Search:
         With ``is_grown``, several alternatives may explain a tensor together.
         """
         explained: dict[tuple[Alternative, ...], set[str]] = {}
-        for told, tensors in self._solutions(names, base, is_grown=is_grown):
-            explained.setdefault(told, set()).update(tensors)
         left = {*names}
+        for name in self._held((), names, base) if base else ():
+            for each in base:
+                found.add(each, (name,))
+            left.discard(name)
+        for told, tensors in self._solutions(_in_order(left), base, is_grown=is_grown):
+            explained.setdefault(told, set()).update(tensors)
         while left:
             self._tell_apart(explained, left, base)
             best = _best(explained, left)
@@ -348,7 +188,7 @@ class Search:
                 if call is None:
                     continue
                 there = names & call.outputs.named().keys()
-                refuted = {x: call.unexplained(_of((*base, *x), there), there) for x in tied}
+                refuted = {x: call.unexplained(of_tensors((*base, *x), there), there) for x in tied}
                 if not all(refuted.values()):
                     self.calls.append(call)
                     for told, tensors in refuted.items():
@@ -450,7 +290,7 @@ class Search:
         self, parts: tuple[Alternative, ...], name: str, base: tuple[Alternative, ...]
     ) -> Known | None:
         """Return the smallest failing call in which a tensor is far from what alternatives compute, or None."""
-        told = _of((*base, *parts), (name,))
+        told = of_tensors((*base, *parts), (name,))
         return next((call for call in self._failing((name,)) if call.missed(told, (name,))), None)
 
     def _distances(
@@ -461,7 +301,7 @@ class Search:
         base: tuple[Alternative, ...],
     ) -> list[float]:
         """Return how far a tensor is from what alternatives compute in calls: logarithms, 0 where it is not far."""
-        told = _of((*base, *parts), (name,))
+        told = of_tensors((*base, *parts), (name,))
         return [math.log(max(1.0, call.distances(told, (name,))[name])) for call in calls]
 
     def _failing(self, names: Collection[str]) -> list[Known]:
@@ -485,60 +325,61 @@ class Search:
         failing = self._failing(names)
         others = [call for call in self.calls if call not in failing]
         steps = Known.missed, partial(Known.unexplained, surely=False), Known.unexplained
-        for refutes in steps:
+        wrong = {x for x in names if self._is_known((*base, *told), x)}
+        for call in failing if wrong else ():  # most are refuted so, without a look at the tensors beside
+            there = wrong & call.outputs.named().keys()
+            wrong -= call.missed(of_tensors((*base, *told), there), there) if there else set()
+            if not wrong:
+                return set()
+        for refutes in steps if wrong else ():
             for call in (*failing, *others):
                 there = left & call.outputs.named().keys()
-                left -= refutes(call, _of((*base, *told), there), there) if there else set()
+                left -= refutes(call, of_tensors((*base, *told), there), there) if there else set()
                 if left.isdisjoint(names):
                     return set()
             if self.is_late:
                 return set()
-        return left
+        return {name for name in left if wrong and self._is_shown(told, name, base)}
 
+    def _is_known(self, told: tuple[Alternative, ...], name: str) -> bool:
+        """Whether alternatives tell what a tensor is in the calls in which it is wrong, or in several of them."""
+        failing, told = self._failing((name,)), of_tensors(told, (name,))
+        known = sum(call.is_told_by(told, name) for call in failing)
+        return known >= min(len(failing), LEAST_SHOWN)
 
-def candidates_of(call: Known, parts: tuple[Alternative, ...], name: str) -> Iterator[Alternative]:
-    """Yield the alternatives that may explain a tensor of a call that has other alternatives, ``parts``, too."""
-    p = call.trial.problem
-    with suppress(LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
-        for view in views(call.given, _of(parts, (name,)), (name,)):
-            changed, _ = as_changed(p, call.outputs, view.changed)
-            e = view.rescaled(exact_of(call.trial, changed, view.scores))
-            yield from candidates(view.changed, e, (name,))
+    def _is_shown(self, told: tuple[Alternative, ...], name: str, base: tuple[Alternative, ...]) -> bool:
+        """Whether calls show what explains a tensor: one in which it is wrong, by what is known.
 
-
-def differ(
-    trial: Trial, one: tuple[Alternative, ...], other: tuple[Alternative, ...], names: Collection[str]
-) -> bool:
-    """Whether some tensors of a call are far apart, by what two sets of alternatives say of them."""
-    given = given_of(trial.problem, Outputs(out=trial.problem.q, lse=None), trial.alignment)
-    e = exact_of(trial, trial.problem)
-    heads, dtype = trial.problem.heads_q, trial.problem.q.dtype
-    forward = Outputs(out=unfold(e.out, heads).to(dtype), lse=unfold(e.lse, heads).float())
-    likely = {"dq": given["q"], "dk": given["k"], "dv": given["v"]}
-    if not {*BACKWARD}.isdisjoint(names):
-        with_out = {**given, "dout": trial.problem.dout, **forward.named(), **likely}
-        likely = {x: y.to(dtype) for x, (y, _) in values(with_out, e).items() if x in BACKWARD}
-        forward = replace(forward, **likely)
-    first, second = (dict(compared(trial, forward, _of(x, names), names)) for x in (one, other))
-    for name, x in first.items():
-        y = second[name]
-        # What a kernel returned may be changed back: then its distance from what is expected tells.
-        moved = Compared(x.actual - x.expected + y.expected, y.actual, max(x.size, y.size))
-        if moved.distance(limit_of(trial)) > 1.0:
-            return True
-    return False
-
-
-def _of(told: tuple[Alternative, ...], names: Collection[str]) -> tuple[Alternative, ...]:
-    """Return alternatives as they concern these tensors."""
-    return tuple(replace(x, tensors=tuple(name for name in names if name in x.tensors)) for x in told)
+        Of several alternatives, each has to change a call. That one is in calls of a kind alone has to be shown by
+        several of them, and by several others.
+        """
+        if not self._is_known((*base, *told), name):
+            return False
+        there = [call for call in self.calls if name in call.outputs.named()]
+        for at, each in enumerate(told):
+            rest = of_tensors((*base, *told[:at], *told[at + 1 :]), (name,))
+            always = of_tensors((*base, *told[:at], each.always, *told[at + 1 :]), (name,))
+            concerned = [call for call in there if each.concerns(call.given)]
+            if name in self.wrong and rest and not any(call.unexplained(rest, (name,)) for call in concerned):
+                return False
+            if each == each.always:
+                continue
+            shown = [call for call in concerned if call.missed(rest, (name,))]
+            others = [call for call in there if call not in concerned and call.missed(always, (name,))]
+            if min(len(shown), len(others)) < LEAST_SHOWN:
+                return False
+        return True
 
 
 def _best(
     explained: Mapping[tuple[Alternative, ...], set[str]], left: Collection[str]
 ) -> tuple[Alternative, ...]:
-    """Return what explains most of the tensors that are left, with as few alternatives as possible."""
-    return max(explained, key=lambda x: (len(explained[x].intersection(left)), -len(x)), default=())
+    """Return what explains most of the tensors that are left, by the fewest alternatives and fitted numbers."""
+
+    def merit(told: tuple[Alternative, ...]) -> tuple[int, int, int]:
+        return len(explained[told].intersection(left)), -len(told), -sum(x.is_fitted for x in told)
+
+    return max(explained, key=merit, default=())
 
 
 def _in_order(names: Collection[str]) -> tuple[str, ...]:

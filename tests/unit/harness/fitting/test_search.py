@@ -9,8 +9,9 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.certificates.probes import probes
+from tests.harness.fitting.known import known_call
+from tests.harness.fitting.search import Certificate, search
 from tests.harness.trial.trial import Trial
-from tests.harness.worker.certificates import Certificate, known_call, search
 from tests.unit.support import instead
 
 SECONDS = 60.0
@@ -103,3 +104,14 @@ def test_an_empty_time_gives_no_certificate() -> None:
     assert found is not None
     assert found.unexplained
     assert not found.alternatives
+
+
+@pytest.mark.parametrize("name", [instead.FEW, instead.CUT])
+def test_what_no_alternative_says_has_none(name: str) -> None:
+    """Few queries are in too few calls to say more than that these are wrong."""
+    kernel = load(f"{instead.__name__}:{name}")
+    few = Case(heads_kv=1, group=4, seqlen_q=3, seqlen_k=33, head_dim=32, causal=True)
+    case = few if name == instead.FEW else replace(few, dtype="float16", seqlen_q=64, seqlen_k=400)
+    cases = [case, *probes(case, kernel.capabilities, ("causal", "heads_kv"))]
+    found = search(cases, lambda case: Trial(kernel, case, "cpu", SAFETY), SECONDS)
+    assert found is None or found.unexplained or not found.alternatives

@@ -1,0 +1,1 @@
+"""Tests of the search for what explains wrong calls."""
