@@ -274,6 +274,22 @@ def empty_lse(value: float) -> Change:
 
 
 @alternative(
+    "rows of a tile of {tile} rows of which none sees a key have an lse of 0", scopes=(("lse",),), tile=TILES
+)
+def empty_tile_lse(tile: int) -> Change:
+    """Tiles of rows without keys are skipped, in memory that is full of zeros."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        empty = empty_rows(e)
+        of_tiles = torch.nn.functional.pad(empty, (0, -empty.shape[-1] % tile), value=True)
+        whole = of_tiles.unflatten(-1, (-1, tile)).all(-1, keepdim=True)
+        skipped = whole.expand(-1, -1, -1, tile).flatten(-2)[..., : empty.shape[-1]]
+        return {"lse": lambda lse, bound: (lse.masked_fill(skipped, 0.0), bound.masked_fill(skipped, 0.0))}
+
+    return Change(results=results)
+
+
+@alternative(
     "rows of {tensors} past the last whole tile of {tile} are 0{unless}",
     scopes=(("out",), ("dq",), ("dk",), ("dv",), DK_AND_DV),
     tile=TILES,

@@ -48,6 +48,16 @@ def test_it_is_told_in_place_of_a_less_precise_design(subject_of: SubjectOf) -> 
     assert not subject.known.precision.claims
 
 
+def test_what_explains_different_tensors_is_told_as_different_bugs(subject_of: SubjectOf) -> None:
+    subject = subject_of("base_2_and_tail_of_rows", toys=INSTEAD)
+    subject.check(law_named("backward"), DRAWN)
+    subject.check(law_named("backward"), replace(DRAWN, seqlen_q=75, seed=1))
+    subject.check(law_named("backward"), replace(DRAWN, seqlen_q=45, causal=False, seed=2))
+    told = {bug.failure.finding.certificate for bug in subject.known.bugs.values()}
+    assert told == {*instead.INSTEAD["base_2"], *instead.INSTEAD["tail_of_rows"]}
+    assert len(subject.known.bugs) == 2
+
+
 def test_a_second_bug_in_the_same_tensor_is_told_beside_one_that_shows_everywhere(
     subject_of: SubjectOf,
 ) -> None:

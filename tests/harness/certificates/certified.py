@@ -30,8 +30,9 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
     """Return a failure with its certificate, if calls show what the kernel computes or reads instead.
 
     Where it is NaN that comes from memory around an input, the certificate says so. Otherwise a failure that is judged
-    against other certificates gets none, and calls of all kinds are asked first. If these give none, calls are asked
-    that have what the bug ``needs``, by names of fields, and then those with the rest as it is in the failing case.
+    against other certificates gets what is not in these. Calls of all kinds are asked first. If they give no
+    certificate, calls are asked that have what the bug ``needs``, by names of fields, and then those with the rest as
+    it is in the failing case.
     Calls with sequences of different lengths are not asked: a certificate of such a failure is told if it explains it.
     """
     case, capabilities = failure.case, runs.claims_of(failure.law)
@@ -40,7 +41,7 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
         return replace(failure, finding=replace(failure.finding, certificate=what, outside=outside))
     is_of_lengths = case.ragged != "none"
     is_asked = law_named(failure.law).shares_cases or is_of_lengths
-    if failure.alternatives or failure.finding.kind not in NUMBERS or not is_asked:
+    if failure.finding.kind not in NUMBERS or not is_asked:
         return failure
     asked: list[list[Case]] = []
     for fixed in (set[str](), {*needs}, {*needs, *FIXED}):
@@ -51,9 +52,11 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
             break
         with suppress(ChildDied, DeviceLost):
             more = list(further(case, capabilities, fixed))
-            words, alternatives = runs.certificate(failure, asked[-1], more, share)
+            tensor = failure.finding.tensor
+            words, alternatives = runs.certificate(failure, tensor, asked[-1], more, share)
             if is_of_lengths and words:
-                words *= runs.holds_as(failure.law, case, failure.ignored, alternatives)
+                known = (*failure.alternatives, *alternatives)
+                words *= runs.holds_as(failure.law, case, failure.ignored, known)
             if words:
                 told: dict[str, Any] = {
                     "certificate": words,

@@ -21,6 +21,8 @@ LENGTHS = (
     (130, 100),
     (128, 190),
     (3, 66),
+    (2, 50),
+    (4, 95),
 )
 """Queries and keys of the calls: whole tiles of 16 to 128, a row or a key more, rows that see no key, one query."""
 OTHER_LENGTHS = (

@@ -52,6 +52,23 @@ class Certificate:
                 return
         self.alternatives.append(told)
 
+    def of_bug(self, tensor: str, known: Collection[Alternative] = ()) -> "Certificate":
+        """Return what explains one bug: the tensor, and what is explained by the same, less what is ``known`` already.
+
+        What explains other tensors alone is another bug. What changes out or lse is a bug of these: gradients that are
+        computed from them follow.
+        """
+        names = {x.name for x in known}
+        own = {x: {*x.tensors}.intersection(OUT_AND_LSE) or {*x.tensors} for x in self.alternatives}
+        linked, before = {tensor}, set[str]()
+        if not any(tensor in tensors for tensors in own.values()):
+            linked.update(*(tensors for x, tensors in own.items() if tensor in x.tensors))
+        while linked != before:
+            before = {*linked}
+            linked.update(*(tensors for tensors in own.values() if not linked.isdisjoint(tensors)))
+        kept = [x for x, tensors in own.items() if not linked.isdisjoint(tensors) and x.name not in names]
+        return replace(self, alternatives=kept)
+
     @property
     def words(self) -> list[str]:
         """Say what the kernel computes instead, and what no call has told apart from that."""

@@ -480,14 +480,17 @@ class Runs:
         self.child.stateful.discard(self.info.spec)
 
     def certificate(
-        self, run: Run, cases: Sequence[Case], further: Sequence[Case], seconds: float
+        self, run: Run, tensor: str, cases: Sequence[Case], further: Sequence[Case], seconds: float
     ) -> tuple[str, tuple[str, ...]]:
         """Return what the kernel computes in place of attention, in words and as records; nothing if that is not known.
+
+        It explains a tensor; what explains others is another bug, and left out.
 
         Of the ``further`` cases the kernel is asked those that tell apart what explains the others. Raises ChildDied,
         DeviceLost.
         """
-        told = {"cases": [*map(to_record, cases)], "further": [*map(to_record, further)], "seconds": seconds}
+        asked = {"cases": [*map(to_record, cases)], "further": [*map(to_record, further)]}
+        told = {**asked, "tensor": tensor, "seconds": seconds}
         answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + LEAST_SECONDS)
         return "; ".join(answer["words"]), tuple(answer["alternatives"])
 

@@ -185,6 +185,8 @@ class Worker:
     def do_certificate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what the kernel computes in place of attention, as far as calls show it in so many ``seconds``.
 
+        That is what explains a ``tensor``, less what the kernel is taken to compute already.
+
         ``cases`` are asked, and then those of the ``further`` ones that tell apart what explains all of them.
         """
         run = run_of(request)
@@ -197,7 +199,8 @@ class Worker:
         found = search(cases, trial_of, request["seconds"], further)
         if found is None or found.unexplained:
             return {"words": [], "alternatives": []}
-        return {"words": found.words, "alternatives": [json.dumps(x.record) for x in found.alternatives]}
+        told = found.of_bug(request["tensor"], [named(json.loads(x)) for x in run.alternatives])
+        return {"words": told.words, "alternatives": [json.dumps(x.record) for x in told.alternatives]}
 
     def do_outside(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the places around the inputs of a case from which NaN reaches a ``tensor`` of its results."""

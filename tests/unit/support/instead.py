@@ -12,8 +12,11 @@ from torch import Tensor
 
 TILE = 32
 RARE, CUT, FEW = "fifth_sequence", "cut", "few_unmasked"
-"""Wrong lines that no certificate can tell: dq of sequences from the fifth on is twice what it should be, and weights
-are cut to 16 bits, not rounded. By the third, two to four queries are not masked."""
+"""Wrong lines that a certificate can't tell, or only from several calls of a kind.
+
+dq of sequences from the fifth on is twice what it should be; weights are cut to 16 bits, not rounded; two to four
+queries are not masked.
+"""
 
 
 def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward: bool) -> Tensor:
