@@ -105,9 +105,29 @@ class Search:
     def certificate(self) -> Certificate:
         """Return what explains the tensors that are wrong in any call.
 
+        Gradients of a bias and of sinks are explained by what explains others, or not at all.
+        """
+        found = self._of_tensors()
+        for name in sorted(self.wrong - {*EVERY}):
+            there = [call for call in self.calls if name in call.outputs.named()]
+            for other in reversed(EVERY):
+                told = [x for x in found.alternatives if other in x.tensors]
+                wider = tuple(replace(x, tensors=(*x.tensors, name)) for x in told)
+                if wider and not any(call.unexplained(wider, (name,)) for call in there):
+                    found.alternatives = [
+                        wider[told.index(x)] if x in told else x for x in found.alternatives
+                    ]
+                    break
+            else:
+                found.unexplained.add(name)
+        return found
+
+    def _of_tensors(self) -> Certificate:
+        """Return what explains out, lse and gradients of q, k and v.
+
         Gradients are explained by themselves, or together with what explains out and lse, if that explains more.
         """
-        found = Certificate(unexplained={*self.wrong - {*EVERY}})
+        found = Certificate()
         self._explain(found, [x for x in OUT_AND_LSE if x in self.wrong], ())
         wrong = [x for x in BACKWARD if x in self.wrong]
         of_forward = tuple(replace(each, tensors=EVERY) for each in found.alternatives)
@@ -359,10 +379,13 @@ class Search:
         return {name for name in left if wrong and self._is_shown(told, name, base)}
 
     def _is_known(self, told: tuple[Alternative, ...], name: str) -> bool:
-        """Whether alternatives tell what a tensor is in the calls in which it is wrong, or in several of them."""
+        """Whether alternatives tell what a tensor is in the calls in which it is wrong, or in several of them.
+
+        A single call is explained by too much.
+        """
         failing, told = self._failing((name,)), of_tensors(told, (name,))
         known = sum(call.is_told_by(told, name) for call in failing)
-        return known >= min(len(failing), LEAST_SHOWN)
+        return not failing or known >= max(2, min(len(failing), LEAST_SHOWN))
 
     def _is_shown(self, told: tuple[Alternative, ...], name: str, base: tuple[Alternative, ...]) -> bool:
         """Whether calls show what explains a tensor: one in which it is wrong, by what is known.

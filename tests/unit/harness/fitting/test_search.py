@@ -130,6 +130,11 @@ def test_a_change_in_calls_of_a_kind_has_to_be_shown_by_several_of_them() -> Non
     assert words.startswith("the causal mask is left out, only for up to 4 queries")
 
 
+def test_a_single_call_is_explained_by_too_much() -> None:
+    assert told_of("top_left", [FAILING]).unexplained
+    assert not told_of("top_left", [FAILING, replace(FAILING, seqlen_q=50, seed=1)]).unexplained
+
+
 def test_weights_that_are_cut_are_explained_by_no_number() -> None:
     case = Case(heads_kv=2, group=2, seqlen_q=64, seqlen_k=400, head_dim=32, dtype="float16")
     kernel = load(f"{instead.__name__}:{instead.CUT}")
