@@ -53,7 +53,7 @@ def test_calls_are_made_as_long_as_there_is_time(
 ) -> None:
     failure, made = bug().failure, list[float]()
 
-    def nothing(run: Any, cases: Any, more: Any, seconds: float) -> tuple[str, tuple[str, ...]]:
+    def nothing(run: Any, tensor: str, cases: Any, more: Any, seconds: float) -> tuple[str, tuple[str, ...]]:
         made.append(seconds)
         return "", ()
 
