@@ -172,14 +172,14 @@ def exact(
     # A kernel may multiply q, k or their product by sm_scale.
     scaled = max(1.0, abs(sm_scale))
     leaky = None if hides_all else ~(largest(size, -1)[..., 0] * scaled < FLOAT32_SAFE)
-    size = hide(size, seen)
-    top = torch.maximum(largest(size, -1), largest(size_q, -1))
-    top = torch.maximum(top, largest(size_k.flatten(-2), -1)[..., None])[..., 0] * scaled
-    size = _score_size(size.mul_(abs(sm_scale)), products, added_size, rule, seen)
     applied = rule.applied(products, bias)
     scores = hide(applied, seen, -math.inf)
     if rescored is not None:
         scores, seen = rescored(scores, seen)
+    size = hide(size, seen)
+    top = torch.maximum(largest(size, -1), largest(size_q, -1))
+    top = torch.maximum(top, largest(size_k.flatten(-2), -1)[..., None])[..., 0] * scaled
+    size = _score_size(size.mul_(abs(sm_scale)), products, added_size, rule, seen)
     row_max = scores.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
     empty = row_max == -math.inf
     if sink is not None:

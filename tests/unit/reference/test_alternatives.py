@@ -169,3 +169,21 @@ def test_a_fitted_factor_is_that_of_the_kernel() -> None:
     given = given_of(trial.problem, wrong, trial.alignment)
     found = [x for x in candidates(given, exact_of(trial, trial.problem), ["dq"]) if x.name == "dq_times"]
     assert [math.isclose(dict(x.values)["value"], 1.125, rel_tol=1e-5) for x in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "values_of"), [("row_by_remainder", {}), ("key_within_split", {"tile": 32})]
+)
+def test_errors_of_keys_that_an_alternative_shows_to_a_row_count(
+    name: str, values_of: dict[str, int]
+) -> None:
+    """A product of large numbers that nearly cancel errs by much, also where the causal mask should hide it."""
+    trial = trial_of(CASES[0])
+    given = given_of(trial.problem, Outputs(out=trial.problem.q, lse=None), trial.alignment)
+    (view,) = views(given, [named([name, ["out"], values_of])], ("out",))
+    shown, hidden = (exact_of(trial, trial.problem, x) for x in (view.scores, None))
+    whole = exact_of(trial, replace(trial.problem, causal=False))
+    assert shown.seen is not None
+    assert hidden.seen is not None
+    assert bool((shown.seen & ~hidden.seen).any())
+    torch.testing.assert_close(shown.score_size, whole.score_size.masked_fill(~shown.seen, 0.0))
