@@ -93,7 +93,7 @@ def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -
     if not alternatives or not is_asked:
         return broken
     with runs.assuming(alternatives):
-        rest = runs.judged_raw(broken.law, broken.case, broken.ignored)
+        rest = runs.judged(broken.law, broken.case, broken.ignored, explained=True)
     if rest is None or rest.kind not in NUMBERS:
         return broken
     of_fewer = wrong_tensors(rest) < wrong_tensors(whole)

@@ -299,8 +299,9 @@ class Triage:
         2. A failure of a law that compares calls is restated by a basic law on one of the calls. If that call meets a
            known failure of the kernel, nothing is left. If none is wrong by itself, a bug that keeps state explains the
            failure, if it may have made these tensors wrong; bugs with certificates that explain it come before that.
-        3. ``explain_by_known_bugs`` decides the rest, judged against certificates if these explain a part of it. If
-           time runs out, the first bug decides whose conditions the case meets and that makes the same tensors wrong.
+        3. ``explain_by_known_bugs`` decides the rest, judged against certificates if these explain a part of it. Their
+           bugs may make what ordinary numbers do not show, as where an intermediate result overflows. If time runs
+           out, the first bug decides whose conditions the case meets and that makes the same tensors wrong.
         """
         known = tuple(self.known.bugs.values())
         if not law_named(broken.law).is_never_restated and broken.finding.ends_process:
@@ -312,15 +313,17 @@ class Triage:
         capabilities = self.runs.claims_of(broken.law)
         try:
             told = restate_by_basic_law(broken, run, capabilities)
-            if told.case != broken.case and self._is_known_failure(told):
+            failures = self.runs.info.known_failures if told.case != broken.case else ()
+            if any(each.breaks(told.law) and meets(told.case, each) for each in failures):
                 return None
             certified = explained_by(told, known, self.runs)
             may_be_kept = told.law == broken.law and makes_several_calls(told) and not is_small(told.finding)
             if not certified and may_be_kept and self.known.blame_keeping(told):
                 return None
             told = told if certified else beside_certified(told, known, self.runs)
-            others = [bug for bug in known if not (told.alternatives and bug.is_certified_exactly)]
             with self.runs.assuming(told.alternatives):
+                is_beside = told.alternatives and with_ordinary_numbers(told, self.runs)
+                others = [bug for bug in known if not (is_beside and bug.is_certified_exactly)]
                 explained = explain_by_known_bugs(told, others, run, capabilities) if not certified else None
             outcome = explained or Outcome(None, certified)
             if outcome.rest is not None:
@@ -334,11 +337,6 @@ class Triage:
                 self.known.add(bug)
             self.known.count(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
-
-    def _is_known_failure(self, call: FailingExample) -> bool:
-        """Whether a single call of a law that compares calls meets a known failure of the kernel."""
-        known = self.runs.info.known_failures
-        return any(each.breaks(call.law) and meets(call.case, each) for each in known)
 
     def _asked_about(self, finding: Finding, *, explained: bool) -> Try:
         """Return the function that runs a law on other cases, to answer questions about a finding.

@@ -122,7 +122,7 @@ def test_what_is_left_of_a_failure_is_judged_against_certificates_if_they_explai
     left: dict[str, Any], is_told: bool
 ) -> None:
     class Left(Answers):
-        def judged_raw(self, law: str, case: Case, ignored: frozenset[str]) -> Finding:
+        def judged(self, law: str, case: Case, ignored: frozenset[str], *, explained: bool) -> Finding:
             assert self.assumed == certified.failure.finding.alternatives
             return replace(whole, tensor=left["tensors"][0], **left)
 

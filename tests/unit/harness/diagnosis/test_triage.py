@@ -1,8 +1,10 @@
 """One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
 
 import itertools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,6 +137,53 @@ class TestDeterminism:
         assert asked(replace(of_dq, explained_by=("tf32=true",)), explained=True) == ONE_DESIGN
         of_kernel.precision.claims["float16"] = ["tf32=true"]
         assert [asked(of_dq, explained=x) for x in (False, True)] == [ONE_DESIGN, ONE_DESIGN]
+
+
+class TestBesideCertificate:
+    """What a certificate leaves of a failure is its bug's own where large scores and the bug's conditions make it."""
+
+    @pytest.mark.parametrize(
+        ("shows", "is_left"),
+        [
+            (lambda case: case.causal and case.sm_scale == 30.0, False),
+            (lambda case: case.sm_scale == 30.0, True),
+            (lambda case: case.causal, True),
+        ],
+    )
+    def test_another_bug_shows_without_its_conditions_or_in_ordinary_calls(
+        self, shows: Callable[[Case], bool], *, is_left: bool
+    ) -> None:
+        mask = json.dumps(("no_mask", ("dq",), {}))
+        known = bug(replace(wrong("dq"), certificate="no mask is applied", alternatives=(mask,)), CAUSAL)
+        assumed: list[tuple[str, ...]] = []
+
+        @contextmanager
+        def assuming(alternatives: tuple[str, ...]) -> Iterator[None]:
+            assumed.append(alternatives)
+            yield
+            assumed.pop()
+
+        def judged(law: str, case: Case, ignored: frozenset[str] = frozenset(), **_: Any) -> Finding | None:
+            is_wrong = shows(case) if assumed else case.causal
+            return wrong("dq") if is_wrong else None
+
+        runs = runs_of(CLAIMS, judged=judged, holds_as=lambda *_: False, read_outside=lambda *_: ())
+        runs.assuming, runs.info.known_failures = assuming, ()
+        counted: list[Bug] = []
+        of_kernel: Any = SimpleNamespace(
+            bugs={known.key: known},
+            precision=Imprecise(),
+            finds=None,
+            count=lambda known, *_: counted.append(known),
+            blame_keeping=lambda told: False,
+        )
+        triage = Triage(runs, of_kernel, {}, ShrinkBudget(0.0))
+        drawn = FailingExample(
+            "backward", replace(CASE, sm_scale=30.0, dout_layout="contiguous"), wrong("dq")
+        )
+        rest = triage._unexplained(drawn)
+        assert (rest is not None) is is_left
+        assert counted == ([] if is_left else [known])
 
 
 class TestRows:
