@@ -8,7 +8,7 @@ fields at once are here too.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
+from itertools import combinations, product
 from operator import attrgetter
 from typing import Any
 
@@ -146,6 +146,48 @@ def tiles_of(rows: int) -> str:
     return f"tiles of {rows}"
 
 
+@dataclass(frozen=True)
+class Work:
+    """The tiles that all slices of a case have together, of so many ``rows`` of a ``length`` each.
+
+    A slice is a query head of a sequence, or for keys a key head. A kernel has one program for each tile, or shares
+    them out among fewer programs.
+    """
+
+    length: str
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """As a report has it."""
+        return f"tiles of {self.rows} {'queries' if self.length == 'seqlen_q' else 'keys'} in all"
+
+    def count(self, case: Case) -> int:
+        """Return how many tiles a case has."""
+        heads = case.heads_q if self.length == "seqlen_q" else case.heads_kv
+        return case.batch * heads * -(-getattr(case, self.length) // self.rows)
+
+    def of_slices(self, case: Case, slices: int, length: int) -> Case:
+        """Return the case with so many sequences of one head and of a length."""
+        return _with(case, {"batch": slices, "heads_kv": 1, "group": 1, self.length: length})
+
+    @property
+    def feature(self) -> Feature:
+        """Declare how many they are. A change leaves a single slice, of whole tiles."""
+        made_of = ("batch", "heads_kv", "group", self.length)
+        return Feature(
+            name=self.name,
+            value=self.count,
+            change=lambda case, tiles: self.of_slices(case, 1, tiles * self.rows),
+            made_of=made_of,
+            is_of_parts=True,
+        )
+
+
+WORK = {work.name: work for work in (Work(*x) for x in product(LENGTHS, (128, 64, 32, 16)))}
+"""The tiles of all slices that a feature is declared for, by its name; the largest tiles first."""
+
+
 def _numbers(name: str, tensors: tuple[str, ...]) -> Feature:
     """Declare the family of some tensors' numbers, or "set" if single entries are. A change sets no entries."""
 
@@ -271,6 +313,7 @@ DERIVED = (
     *(_empty(field, name) for field, name in EMPTY.items()),
     *map(_pair, combinations(sorted(TENSORS), 2)),
     *map(_tiles, SIZES_OF_TILES),
+    *(work.feature for work in WORK.values()),
 )
 """Features that follow from several fields of a case."""
 FEATURES: Mapping[str, Feature] = {x.name: x for x in (*(_plain(x.name) for x in fields(Case)), *DERIVED)}

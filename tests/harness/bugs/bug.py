@@ -15,6 +15,7 @@ from strategies.features import (
     SCORES,
     UNEQUAL,
     VALUES_OF,
+    WORK,
     feature,
     has_small_scores,
     made_of,
@@ -32,8 +33,8 @@ SMALLEST_TILE = 16
 """A length below this is not taken for the rows of a tile, unless the condition is confirmed."""
 COUNTS = ("batch", "heads_kv", "group")
 """Fields that count sequences or heads."""
-RULED = (*LENGTHS, *COUNTS, "head_dim", "page_size")
-"""Sizes of which a search finds the rule by which they decide whether a bug shows."""
+RULED = (*LENGTHS, *COUNTS, "head_dim", "page_size", *WORK)
+"""Sizes of which a rule tells whether a bug shows."""
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
@@ -95,11 +96,12 @@ class Condition:
         """The first rule of sizes that agrees with what was seen, such as "above 64"; None if none does.
 
         Of a condition that is not confirmed only lengths have one: "above", "no multiple of" or "at most", as few
-        numbers hide a bug at many lengths.
+        numbers hide a bug at many lengths. A number of tiles has no tiles of its own.
         """
         if self.name not in RULED if self.is_certain else self.name not in LENGTHS:
             return None
-        return next((x for x in left(self.fails, self.holds) if self.is_certain or _is_plain(x)), None)
+        is_any = self.is_certain and self.name not in WORK
+        return next((x for x in left(self.fails, self.holds) if is_any or _is_plain(x)), None)
 
     @property
     def begins(self) -> tuple[int, int] | None:

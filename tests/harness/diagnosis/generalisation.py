@@ -27,6 +27,8 @@ from strategies.features import (
     UNEQUAL,
     VALUES_OF,
     WHOLE_TILES,
+    WORK,
+    Work,
     feature,
     value_of,
     with_normal_numbers,
@@ -35,7 +37,7 @@ from strategies.features import (
     with_value,
 )
 from tests.harness.bugs.bug import Condition
-from tests.harness.bugs.counterfactuals import counterfactuals
+from tests.harness.bugs.counterfactuals import counterfactuals, is_needed
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
 from tests.harness.bugs.failure import Failure
 from tests.harness.diagnosis.confirmation import SEEDS, claimed_and
@@ -60,6 +62,7 @@ def generalised(
     needs = generalise_to_scores(generalise_to_nan(needs, case, fails), failure, fails)
     needs = generalise_to_blind_rows(needs, case, fails, look, capabilities)
     needs = generalise_to_heads(needs, case, fails, capabilities)
+    needs = generalise_to_work(needs, failure, fails, capabilities)
     return generalise_to_masks(
         generalise_to_slices(needs, case, fails, capabilities), case, fails, capabilities
     )
@@ -201,6 +204,59 @@ def generalise_to_heads(
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
     number = Condition(HEADS, (case.heads_q,), tuple(sorted(holds)))
     return [*(need for need in needs if need not in of_heads), number]
+
+
+def generalise_to_work(
+    needs: Sequence[Condition], failure: Failure, fails: Fails, capabilities: Capabilities
+) -> list[Condition]:
+    """Replace conditions on a length, the batch and heads by one on the tiles that all slices have together.
+
+    Example: four heads of one tile fail, and so do one head of four tiles and two heads of two, while three heads or
+    three tiles pass. Then the fourth tile decides, as where each of three programs takes several tiles in turn and
+    leaves something behind for the next. Normal numbers have to show it. In calls of so many tiles that have more keys
+    and queries, the bug's other conditions have to matter too, or are left out.
+    """
+    case = with_normal_numbers(failure.case)
+    length = "seqlen_q" if failure.finding.tensor in OF_ROWS else "seqlen_k"
+    for name, work in WORK.items():
+        of_work = [x for x in needs if x.name in (*feature(name).made_of, HEADS, SLICES)]
+        count = work.count(case)
+        if work.length != length or not of_work or count < 2:
+            continue
+        failing, holding = _counts(work, case, count, lambda x: _fails_with_some_seed(x, fails, capabilities))
+        if count in failing and not failing & holding and count - 1 in holding:
+            told = Condition(
+                name, (count, *sorted(failing - {count})), tuple(sorted(holding)), is_certain=True
+            )
+            dense = work.of_slices(longer(case, LONGER), count, work.rows)
+            needed = (x for x in needs if x not in of_work)
+            if fails(dense):
+                needed = (x for x in needed if is_needed(x, dense, fails, capabilities))
+            return [*needed, told]
+    return list(needs)
+
+
+def _counts(work: Work, case: Case, count: int, fails: Fails) -> tuple[set[int], set[int]]:
+    """Return at which numbers of tiles a case fails, and at which it passes, however slices share the tiles.
+
+    So many tiles are asked as ``count`` says, one less, and twice that; no more once these can't be what decides.
+    """
+    failing, holding, rows = set[int](), set[int](), work.rows
+    for slices, at in (
+        (1, (count - 1) * rows + rows // 8),
+        (1, (count - 1) * rows),
+        (1, (count - 1) * rows - rows // 2),
+        (count, rows),
+        (count - 1, rows),
+        (-(-count // 2), 2 * rows),
+        (2 * count - 2, rows),
+        (count - 1, 2 * rows),
+    ):
+        asked = work.of_slices(case, slices, at)
+        (failing if fails(asked) else holding).add(work.count(asked))
+        if failing & holding or count in holding or count - 1 in failing:
+            break
+    return failing, holding
 
 
 def generalise_to_slices(

@@ -20,6 +20,7 @@ from strategies.features import (
     SLICES,
     UNEQUAL,
     VALUES_OF,
+    WORK,
     feature,
     text,
 )
@@ -108,6 +109,8 @@ def _need(need: Condition) -> str:
         return "large or special scores"
     if need.name in LENGTHS:
         return _length(need)
+    if need.name in WORK:
+        return _work(need)
     if need.name == "batch" and need.fails == (0,):
         return "an empty batch"
     if need.rule:
@@ -152,6 +155,13 @@ def _length(need: Condition) -> str:
         for name, value, kind, size in need.others
     )
     return words.get(told_rule, f"{need.name} {told_rule}") + (f" ({others})" if others else "")
+
+
+def _work(need: Condition) -> str:
+    """Return a condition on the tiles of all slices in words, such as "more than 3 tiles of 32 keys in all"."""
+    if _are_above(need):
+        return f"more than {max(need.holds)} {need.name}"
+    return f"{need.fails[0]} {need.name}, say, not {' or '.join(map(str, need.holds))}"
 
 
 def _configurations(need: Condition) -> str:
@@ -230,7 +240,7 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
-TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED, *DIFFERENT.values(), *EMPTY.values())
+TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED, *WORK, *DIFFERENT.values(), *EMPTY.values())
 """Features for which summary.json names the fields of a case that they follow from, such as heads_kv and group."""
 
 

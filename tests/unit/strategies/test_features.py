@@ -27,6 +27,7 @@ from strategies.features import (
     SOME,
     UNEQUAL,
     WHOLE,
+    WORK,
     feature,
     laid_out,
     pair_of,
@@ -69,6 +70,7 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
     "dout_values": ("normal", "zeros", "zeros"),
     pair_of("v", "k"): ("other", "contiguous", "contiguous"),
     tiles_of(32): (PARTIAL, WHOLE, WHOLE),
+    **{x.name: (x.count(CASE), 3, 3) for x in WORK.values()},
 }
 """By feature: the value in ``CASE``, the value of a change, and the value after the change."""
 
@@ -78,6 +80,11 @@ def test_a_change_gives_the_value_that_is_asked_for(name: str) -> None:
     before, asked, after = CHANGES[name]
     assert value_of(CASE, name) == before
     assert value_of(with_value(CASE, name, asked), name) == after
+
+
+def test_tiles_of_all_slices_are_counted() -> None:
+    counts = {x.name: x.count(CASE) for x in WORK.values() if x.rows == 32}
+    assert counts == {"tiles of 32 queries in all": 24, "tiles of 32 keys in all": 8}
 
 
 def test_every_feature_is_known_by_its_name() -> None:

@@ -17,6 +17,7 @@ from strategies.features import (
     SEEN,
     SEVERAL,
     SLICES,
+    WORK,
     with_slices_as,
     with_value,
 )
@@ -27,6 +28,7 @@ from tests.harness.diagnosis.generalisation import (
     generalise_to_masks,
     generalise_to_nan,
     generalise_to_slices,
+    generalise_to_work,
 )
 from tests.harness.report.wording import conditions_of
 from tests.harness.verdict import Finding
@@ -127,6 +129,63 @@ def test_one_slice_that_spoils_another_is_one_need_whether_they_are_heads_or_seq
                 left(lambda case: {"out"} if shows(case) else set(), met, bug(CASE, ("out",), needs[-1]))[0]
                 is None
             )
+
+
+QUERIES = WORK["tiles of 32 queries in all"]
+FOUR_HEADS = (replace(CASE, group=4, heads_kv=1, seqlen_q=1), Condition("group", (4,), (1,)))
+FOUR_TILES = (replace(CASE, group=1, heads_kv=1, seqlen_q=97), Condition("seqlen_q", (97,), (96,)))
+
+
+@pytest.mark.parametrize(("case", "need"), [FOUR_HEADS, FOUR_TILES])
+@pytest.mark.parametrize(
+    ("decides", "words"),
+    [
+        (lambda tiles: tiles > 3, "more than 3 tiles of 32 queries in all"),
+        (lambda tiles: tiles % 3, "4 tiles of 32 queries in all, say, not 3 or 6"),
+    ],
+)
+def test_tiles_of_all_slices_are_one_need_whatever_makes_them_so_many(
+    case: Case, need: Condition, decides: Callable[[int], bool], words: str
+) -> None:
+    """Programs that take several tiles in turn fail from the fourth tile on, or where these can't be shared evenly."""
+
+    def shows(case: Case) -> bool:
+        return bool(decides(QUERIES.count(case)))
+
+    failure = bug(case, ("out",)).failure
+    needs = generalise_to_work([CAUSAL, need], failure, shows, CLAIMS)
+    assert conditions_of(bug(case, ("out",), *needs)) == f"only with {words}"
+    for met in (replace(case, batch=2, seqlen_q=33, group=2), replace(case, seqlen_q=900)):
+        rest, _ = left(lambda case: {"out"} if shows(case) else set(), met, bug(case, ("out",), *needs))
+        assert (rest is None) is shows(met)
+
+
+@pytest.mark.parametrize(("case", "need"), [FOUR_HEADS, FOUR_TILES])
+@pytest.mark.parametrize(
+    "shows",
+    [
+        lambda case: case.group > 3,
+        lambda case: case.seqlen_q > 96,
+        lambda case: case.batch * case.heads_q > 3 or case.seqlen_q > 96,
+        lambda case: case.batch * case.heads_q * case.seqlen_q > 3,
+        lambda case: True,
+    ],
+)
+def test_heads_or_a_length_by_themselves_are_no_need_of_tiles(
+    case: Case, need: Condition, shows: Callable[[Case], bool]
+) -> None:
+    assert generalise_to_work([CAUSAL, need], bug(case, ("out",)).failure, shows, CLAIMS) == [CAUSAL, need]
+
+
+def test_what_many_tiles_need_besides_is_told() -> None:
+    case, need = FOUR_TILES
+    needs = generalise_to_work(
+        [CAUSAL, need],
+        bug(case, ("out",)).failure,
+        lambda case: case.causal and QUERIES.count(case) > 3,
+        CLAIMS,
+    )
+    assert [x.name for x in needs] == ["causal", QUERIES.name]
 
 
 def test_a_need_of_sequences_alone_or_of_heads_alone_stays() -> None:
