@@ -67,7 +67,9 @@ VALUES = (
     *("positive", "negative"),
 )
 MODERATE_VALUES = ("normal", "integers", "duplicates")
-SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 12, 1e4, 3e38)
+BEYOND_FLOAT16 = 1e5
+"""A number that float16 has not, as where a kernel takes tensors of another dtype through it."""
+SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0, BEYOND_FLOAT16) * 12, 1e4, 3e38)
 MAX_SPIKES = 4
 COARSE = 2.0**-12
 """Rounding of the operands of a product, as by tf32, after which large scores say nothing of the weights."""

@@ -18,7 +18,14 @@ from kernels.contract import BIASES, LAYOUTS, Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
-from strategies.cases import FAR_BELOW, LARGE_GROUPS, LARGEST_SPREAD, MODERATE_VALUES, cases
+from strategies.cases import (
+    BEYOND_FLOAT16,
+    FAR_BELOW,
+    LARGE_GROUPS,
+    LARGEST_SPREAD,
+    MODERATE_VALUES,
+    cases,
+)
 from strategies.limits import MOST_SCORES
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
@@ -155,6 +162,26 @@ def test_scores_are_drawn_that_lie_below_those_to_which_a_mask_sets_hidden_ones(
     with pytest.raises(LawBroken, match="out is within the rounding bound"):
         judge(case)
     judge(replace(case, sm_scale=None))
+
+
+def through_float16(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
+    """Numbers of v pass through float16. All heads are query heads, and no call is causal."""
+    scores = q.float() @ k.mT.float() * sm_scale
+    return (scores.softmax(-1) @ v.half().float()).to(q.dtype), scores.logsumexp(-1)
+
+
+def test_entries_are_drawn_that_float16_has_not() -> None:
+    found = sample(cases(CLAIMS, dtype="bfloat16"), 1000)
+    beyond = [
+        case for case in found if any(x.value == BEYOND_FLOAT16 and x.tensor == "v" for x in case.spikes)
+    ]
+    assert len(beyond) > len(found) // 100
+    case = Case(seqlen_q=9, seqlen_k=9, dtype="bfloat16", spikes=(Spike("v", (0, 0, 3, 3), BEYOND_FLOAT16),))
+    kernel = load(f"{Path(__file__)}:{through_float16.__name__}")
+    forward = law_named("forward")
+    forward(Trial(kernel, replace(case, spikes=()), "cpu", SAFETY))
+    with pytest.raises(LawBroken, match="out is within the rounding bound"):
+        forward(Trial(kernel, case, "cpu", SAFETY))
 
 
 MASKED = replace(CLAIMS, key_padding=True, dropout=(0.0, 0.1, 0.5))
