@@ -202,6 +202,12 @@ class Bug:
         return {*self.tensors, *(GRADIENTS if "out" in self.tensors else ())}
 
     @property
+    def may_make_wrong(self) -> set[str]:
+        """The tensors that it makes wrong; all that are wrong in its case, if no more was found out."""
+        is_known = self.severity.tried or self.failure.finding.certificate
+        return {*self.tensors, *(() if is_known else wrong_tensors(self.failure.finding))}
+
+    @property
     def needs_no_more_than_dtype(self) -> bool:
         """Whether nothing but the dtype is known to decide whether the bug shows."""
         return all(need.name == "dtype" for need in self.needs)
@@ -286,8 +292,7 @@ class Bug:
     def ends_parts(self, finding: Finding) -> bool:
         """Whether the bug may have ended the process in a law that calls the kernel with parts of a case.
 
-        It ends the process in the same words, and its conditions are on sizes alone, which a part may have when the
-        case does not: half of 130 queries meets "below 100".
+        Its conditions are on sizes alone, which a part may have though the case does not: half of 130 is below 100.
         """
         is_of_sizes = bool(self.needs) and all(need.is_of_parts for need in self.needs)
         return is_of_sizes and self.ends_as(finding)
@@ -406,7 +411,7 @@ class Bug:
         7. Duplicates: in the same tensor and dtype, both turn tiny numbers into 0, or both make rounding errors that
            only some ordinary cases show. Their conditions matter by chance.
         8. Distinct: their conditions are on different fields.
-        9. Neither has a condition: duplicates if each makes the tensor wrong by which the other was found.
+        9. Neither has a condition: duplicates if each may make the tensor wrong by which the other was found.
         10. Duplicates: both need head_dim and a length, which is equal to head_dim in both smallest cases.
         11. Duplicates: each smallest case meets the conditions of both bugs, and one is more than lengths, numbers or
             dtype.
@@ -432,7 +437,7 @@ class Bug:
             return False
         if not mine:
             both = ((self, other), (other, self))
-            return all(one.failure.finding.tensor in (*two.tensors, "") for one, two in both)
+            return all(one.failure.finding.tensor in ("", *two.may_make_wrong) for one, two in both)
         cases = (self.failure.case, other.failure.case)
         needed = [name for name in LENGTHS if {name, "head_dim"} <= mine]
         if any(all(getattr(x, name) == x.head_dim for x in cases) for name in needed):
@@ -449,15 +454,11 @@ class Bug:
         """Whether two bugs that end the process are duplicates: see rule 5 of ``is_like``."""
         if not self.fields_needed.isdisjoint(other.fields_needed):
             return True
-        of_nothing = not (self.needs or other.needs)
-        always = self.is_everywhere or other.is_everywhere
-        return self.ends_as(other.failure.finding) and (of_nothing or always)
+        may_be = not (self.needs or other.needs) or self.is_everywhere or other.is_everywhere
+        return may_be and self.ends_as(other.failure.finding)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON, without what only the report needs.
-
-        Of the explanation it has the causes, and whether a wrong tensor depends on uninitialised memory.
-        """
+        """Return a record for JSON; of the explanation, the causes and whether unwritten memory decides."""
         f = self.failure
         return {
             "kernel": f.kernel,

@@ -241,6 +241,18 @@ class TestNeeds:
         assert not known.is_like(bug(CASE, ("dq",)))
         assert not known.is_like(bug(CASE, ("dk",), CAUSAL))
 
+    def test_bugs_of_which_only_the_case_is_known_may_make_all_wrong_that_is_wrong_there(self) -> None:
+        """A cache is read beyond a sequence: NaN in out by one case and a wrong lse by another, both met at the end."""
+        both = bug(CASE, ("lse", "out"))
+        of_lse = replace(both, tensors=("lse",))
+        other = bug(replace(CASE, group=1), ("lse", "out")).failure
+        nan = replace(other.finding, kind="nonfinite", tensor="out")
+        of_out = Bug(replace(other, finding=nan), ("out",))
+        assert of_lse.is_like(of_out)
+        assert of_out.is_like(of_lse)
+        tried = Severity(8, 20)
+        assert not replace(of_lse, severity=tried).is_like(replace(of_out, severity=tried))
+
     def test_an_exception_that_is_raised_at_one_line_is_one_bug(self) -> None:
         """Which fields cure it may differ from case to case, but the line is the same."""
 
