@@ -1,13 +1,16 @@
 """The running maximum and sum over tiles of keys: a rescaling that is left out."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from reference.alternatives.declaration import OUT_AND_LSE, Change, Given, Moved, Scores, alternative
+from reference.alternatives.declaration import EVERY, OUT_AND_LSE, Change, Given, Moved, Scores, alternative
 from reference.alternatives.masks import TILES
 from reference.bounds import Exact
+from reference.heads import unfold
 
 ORDER = {2: "second", 3: "third", 4: "fourth"}
 
@@ -94,12 +97,73 @@ def one_not_rescaled(tile: int, what: str) -> Change:
 
 @alternative(
     "scores are limited to {limit} on both sides",
-    scopes=(OUT_AND_LSE,),
+    scopes=(OUT_AND_LSE, EVERY),
+    when=lambda g: not g["rule"],
     limit=(20.0, 30.0, 50.0, 64.0, 80.0, 88.0),
 )
 def clamped(limit: float) -> Change:
-    """Large scores are cut off before the softmax."""
-    return Change(scores=lambda g: lambda x, seen: (x.clamp(-limit, limit).where(x > -math.inf, x), seen))
+    """Large scores are cut off before the softmax, and have no gradient."""
+    return Change(
+        scores=lambda g: lambda x, seen: (x.clamp(-limit, limit).where(x > -math.inf, x), seen),
+        exact=lambda e, g: replace(e, cap_slope=(e.scores.abs() < limit).double()),
+    )
+
+
+OVERFLOWS, IS_0 = (84.0, 94.0), (-106.0, -68.0)
+"""Exponents between which float32's exponential leaves its range: it is infinite above 88.7 and 0 below -104. What is
+exponentiated may be larger than the score by the logarithm of a number of keys. Below -87.3 it is coarse, and so is a
+sum in which weights that are smaller by the roundings of float32 are lost.
+"""
+OVERFLOWS_FLOAT16 = 8.0
+"""Weights are 0 or infinite in float16 beyond this exponent, less the logarithm of a number of keys."""
+
+
+def _out_of_range(exponents: Callable[[Exact, Given], Tensor]) -> Change:
+    """Return the change that the largest weight of a row is the exponential of these (B, heads_kv, R), not of 0.
+
+    The softmax is the same but where these leave the range of float32: lse is infinite there, and out is not known.
+    """
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        x = unfold(exponents(e, g).masked_fill(e.empty, 0.0), g["q"].shape[1])
+        of_weights = OVERFLOWS_FLOAT16 if g["q"].dtype == torch.float16 else OVERFLOWS[0]
+        at_border = ((x > OVERFLOWS[0]) & (x < OVERFLOWS[1])) | ((x > IS_0[0]) & (x < IS_0[1]))
+
+        def lse(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            value = value.masked_fill(x >= OVERFLOWS[1], math.inf).masked_fill(x <= IS_0[0], -math.inf)
+            return value, bound.masked_fill(at_border, math.inf)
+
+        def out(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            is_unknown = (x > of_weights) | (x < max(IS_0[1], -of_weights))
+            return value, bound.masked_fill(is_unknown[..., None], math.inf)
+
+        return {"out": out, "lse": lse}
+
+    return Change(results=results)
+
+
+@alternative("no maximum is subtracted from scores before their exponential", scopes=(OUT_AND_LSE,))
+def no_maximum() -> Change:
+    """The exponential of large scores overflows, and that of scores far below 0 is 0."""
+    return _out_of_range(lambda e, g: e.row_max)
+
+
+@alternative(
+    "the maximum that is subtracted from scores is that of all {rows} rows of a tile",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: g["q"].shape[2] > 1,
+    rows=TILES,
+)
+def maximum_of_tile(rows: int) -> Change:
+    """Rows with scores far below those of other rows lose all weights."""
+
+    def exponents(e: Exact, g: Given) -> Tensor:
+        top = e.row_max.masked_fill(e.empty, -math.inf)
+        count = top.shape[-1]
+        tiles = torch.nn.functional.pad(top, (0, -count % rows), value=-math.inf).unflatten(-1, (-1, rows))
+        return top - tiles.amax(-1).repeat_interleave(rows, -1)[..., :count]
+
+    return _out_of_range(exponents)
 
 
 @alternative("scores that are NaN count as {score}", scopes=(OUT_AND_LSE,), score=("0", "hidden"))

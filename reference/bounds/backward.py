@@ -422,10 +422,10 @@ def _through_cap(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dS, its size and its error after the soft-cap's slope, from those ``before`` it.
 
-    Scores err by ``of_scores`` (B, H, R, N).
+    Scores err by ``of_scores`` (B, H, R, N). The slope where scores are cut off is 0 or 1, whatever the error.
     """
     grad_s, size, error = before
-    moved = of_scores / e.softcap
+    moved = of_scores / e.softcap if e.softcap else torch.zeros_like(of_scores)
     of_slope = 2 * (1 - slope).sqrt() * moved + moved.square() + 3 * FP32_ROUNDOFF
     of_slope.clamp_max_(1.0)
     error = error * (slope + of_slope) + size * of_slope

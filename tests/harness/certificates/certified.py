@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from strategies.case import Case
-from strategies.features import NAN, value_of
+from strategies.features import NAN, SCORES, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
@@ -30,9 +30,9 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
     """Return a failure with its certificate, if calls show what the kernel computes or reads instead.
 
     Where it is NaN that comes from memory around an input, the certificate says so. Otherwise a failure that is judged
-    against other certificates gets what is not in these. Calls of all kinds are asked first. If they give no
-    certificate, calls are asked that have what the bug ``needs``, by names of fields, and then those with the rest as
-    it is in the failing case.
+    against other certificates gets what is not in these. Calls of all kinds are asked first, with large scores if the
+    bug needs some. If they give no certificate, calls are asked that have what it ``needs``, by names of fields, and
+    then those with the rest as it is in the failing case.
     Calls with sequences of different lengths are not asked: a certificate of such a failure is told if it explains it.
     """
     case, capabilities = failure.case, runs.claims_of(failure.law)
@@ -44,7 +44,7 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
     if failure.finding.kind not in NUMBERS or not is_asked:
         return failure
     asked: list[list[Case]] = []
-    for fixed in (set[str](), {*needs}, {*needs, *FIXED}):
+    for fixed in ({*needs} & {SCORES}, {*needs}, {*needs, *FIXED}):
         asked.append([case, *probes(case, capabilities, fixed)])
         if asked[-1] in asked[:-1]:
             continue

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, Case, changed
-from strategies.features import with_normal_numbers
+from strategies.features import SCORES, with_normal_numbers
 
 LENGTHS = (
     (33, 65),
@@ -60,6 +60,14 @@ ADDED: dict[str, Any] = {
 """The options that some calls do without, with the values that stand for none."""
 WITHOUT = (1, 3)
 """Which of five lengths, in turns, have no options that the bug does not need."""
+OF_LARGE_SCORES: tuple[dict[str, Any], ...] = (
+    {"q_values": "wide", "k_values": "wide", "sm_scale": None},
+    {"q_values": "positive", "k_values": "positive", "sm_scale": None},
+    {},
+    {"q_values": "wide", "k_values": "wide", "sm_scale": 1.0},
+    {"q_values": "positive", "k_values": "negative", "sm_scale": None},
+)
+"""The numbers of calls for a bug that needs large scores, in turns; those of the third are ordinary."""
 SMALL = 2**17
 """The most scores of a call."""
 
@@ -69,8 +77,8 @@ def probes(case: Case, capabilities: Capabilities, needs: Collection[str]) -> It
 
     They have the dtype and the layouts of the failing case, and most have its options. With what is no need they have
     several values: batch, heads, groups and the causal mask. Of a scale that is needed only the sign is, so that no
-    change of the scale passes for another. If the failing case has a tensor that is not contiguous, half of the calls
-    have each tensor in another layout.
+    change of the scale passes for another; if large scores are needed, most calls have some. If the failing case has a
+    tensor that is not contiguous, half of the calls have each tensor in another layout.
     """
     for number, probe in enumerate(_of_lengths(LENGTHS, case, capabilities, needs)):
         yield (_laid_out(probe, number, capabilities) if number // 2 % 2 else None) or probe
@@ -115,6 +123,8 @@ def _of_lengths(
             kept = {name: value for name, value in (varied | without).items() if name not in needs}
             if "sm_scale" in needs and case.sm_scale:
                 kept["sm_scale"] = math.copysign(OF_SIGN[number % len(OF_SIGN)], case.sm_scale)
+            if SCORES in needs:
+                kept |= OF_LARGE_SCORES[number % len(OF_LARGE_SCORES)]
             probe = changed(dense, seed=dense.seed + seqlen_q, **kept)
             if probe.scores <= SMALL and capabilities.admits(probe):
                 yield probe

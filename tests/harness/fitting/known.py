@@ -90,10 +90,13 @@ def compared(
         e = view.rescaled(exact_of(trial, changed, view.scores))
         expected, moved = values(view.changed, e, view.names), view.moved(e)
         for name in view.names:
-            value, size = expected[name]
+            actual, (value, size) = view.changed[name].double(), expected[name]
             if name in moved:
-                value, _ = moved[name](value, torch.zeros_like(value))
-            yield name, Compared(view.changed[name].double(), value, size)
+                value, bound = moved[name](value, torch.zeros_like(value))
+                value = torch.where(
+                    bound.isposinf() & ~value.isnan(), actual, value
+                )  # it may be anything there
+            yield name, Compared(actual, value, size)
 
 
 def limit_of(trial: Trial) -> float:

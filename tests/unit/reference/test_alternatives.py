@@ -36,6 +36,8 @@ OTHER_CALLS = {
     "rule_ignored": "a bias or sinks",
     "rule_read": "a bias or sinks",
     "clamped": "large scores",
+    "no_maximum": "large scores",
+    "maximum_of_tile": "large scores",
     "nan_score": "NaN in q or k",
     "nan_is_0": "NaN in an input",
     "alibi_from_row": "ALiBi slopes",
@@ -187,3 +189,35 @@ def test_errors_of_keys_that_an_alternative_shows_to_a_row_count(
     assert hidden.seen is not None
     assert bool((shown.seen & ~hidden.seen).any())
     torch.testing.assert_close(shown.score_size, whole.score_size.masked_fill(~shown.seen, 0.0))
+
+
+LARGE = Case(
+    heads_kv=2, seqlen_q=70, seqlen_k=40, head_dim=16, sm_scale=1.0, q_values="wide", k_values="wide"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "values_of"),
+    [("no_maximum", {}), ("maximum_of_tile", {"rows": 64}), ("clamped", {"limit": 50.0})],
+)
+def test_what_large_scores_show_is_explained(name: str, values_of: dict[str, float]) -> None:
+    """Weights in float32 overflow, or are 0 in rows far below others, as of a kernel that subtracts no maximum."""
+    trial = trial_of(LARGE)
+    p, lse = trial.problem, right(trial).lse
+    scores = (p.q.double() @ p.k.double().mT * p.sm_scale).float()
+    if name == "clamped":
+        scores = scores.clamp(-50.0, 50.0)
+    top = torch.zeros(()) if name == "no_maximum" else scores.amax(-1, keepdim=True)
+    if name == "maximum_of_tile":
+        top = torch.cat([x.amax(-2, keepdim=True).expand_as(x) for x in top.split(64, -2)], -2)
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    lse_of_it = (top + total.log())[..., 0]
+    outputs = Outputs(out=weights / total @ p.v, lse=lse_of_it)
+    assert lse is not None
+    assert not torch.allclose(lse, lse_of_it)
+    told = named([name, ["out", "lse"], values_of])
+    call = Known(trial, outputs, frozenset({"out", "lse"}))
+    assert not call.unexplained((told,), ("out", "lse"))
+    assert not call.missed((told,), ("out", "lse"))
+    assert call.unexplained((), ("out", "lse")) == {"out", "lse"}
