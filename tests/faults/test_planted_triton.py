@@ -8,7 +8,7 @@ import pytest
 
 from strategies.case import Case
 from tests.faults.planted_triton import KEPT_BYTES, RARELY
-from tests.harness.device import memory
+from tests.harness.machine import SHARERS
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.session.plan import chosen_device
@@ -29,7 +29,7 @@ def child(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         patch.setenv("FLASHPROOF_UNROLLED", "6000")
-        patch.setenv(memory.PROCESSES, "2")
+        patch.setenv(SHARERS, "2")
         child = Child(device)
         yield child
         child.close()

@@ -133,9 +133,9 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("name", "given", "expected"),
         [
-            ("verify", "a:b c:d -q", "--kernel a:b --kernel c:d -q"),
-            ("verify", "-q --kernel=a:b", "-q --kernel=a:b"),
-            ("fuzz", "a:b --minutes 2", "--minutes 10 --kernel a:b --minutes 2"),
+            ("verify", "a:b c:d -q", "-n auto --kernel a:b --kernel c:d -q"),
+            ("verify", "-q --kernel=a:b -n0", "-n auto -q --kernel=a:b -n0"),
+            ("fuzz", "a:b --minutes 2", "-n auto --minutes 10 --kernel a:b --minutes 2"),
             ("replay", "case.json --device cpu", "--replay case.json --device cpu"),
             ("mutation", "--seeds 1", "--seeds 1"),
             ("bench", "flash_v2 --quick", "--kernel flash_v2 --quick"),
@@ -288,7 +288,7 @@ class TestWheel:
         run(site, user, "-c", FLASHPROOF, "replay", case, "--device", "cpu")
 
     def test_a_sound_kernel_holds_by_the_path_of_its_file(self, site: Path, user: Path) -> None:
-        verify(site, user, "kernels/mine.py:sound")
+        assert "\nprocesses: -n " in verify(site, user, "kernels/mine.py:sound").stdout
 
     @pytest.mark.nightly
     def test_an_unknown_spec_is_a_usage_error(self, site: Path, user: Path) -> None:

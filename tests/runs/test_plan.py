@@ -28,7 +28,9 @@ class TestUsageErrors:
 
         def make(**options: Any) -> planning.Plan:
             given = defaults | options
-            config = SimpleNamespace(getoption=lambda name: given.get(name.strip("-").replace("-", "_")))
+            config = SimpleNamespace(
+                getoption=lambda name, _=None: given.get(name.strip("-").replace("-", "_"))
+            )
             return planning.make_plan(config)  # type: ignore[arg-type]  # what it uses of it
 
         return make
@@ -47,6 +49,7 @@ class TestUsageErrors:
             ({"kernel": ["sdpa_cudnn"]}, "kernel 'sdpa_cudnn': runs on CUDA only"),
             ({"kernel": [f"{TOYS}:sound"] * 2}, "--kernel .*: got a second kernel called toys.sound, .*"),
             ({"claims": ["head_dims=0"]}, "claim head_dims: got '0', expected integers .*"),
+            ({"numprocesses": -1}, "-n: got -1, expected auto, 0 or a positive number"),
             ({"examples": 0}, "--examples: got 0, expected a positive number"),
             ({"minutes": math.nan}, "--minutes: got nan, expected a positive number"),
             ({"time_limit": -1.0}, "--time-limit: got -1.0, expected a positive number"),

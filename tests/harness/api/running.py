@@ -14,6 +14,7 @@ from typing import Any
 from tests.harness.api.result import Result
 from tests.harness.api.specs import Kernel, folder_name, spec_of
 from tests.harness.files import OWN_FOLDERS
+from tests.harness.machine import SHARERS
 
 COMMAND = "tests.harness.commands.command"
 """The module of the command ``flashproof``."""
@@ -25,7 +26,7 @@ UNDER_WAY = "FLASHPROOF_UNDER_WAY"
 STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
 """The variable with the folder where failing cases are kept: that of the reports, not that of the caller's tests."""
 OF_OTHERS = ("PYTEST_", "HYPOTHESIS_")
-"""How variables begin that tell pytest and Hypothesis what concerns the caller's tests, not ours."""
+"""How variables begin that tell pytest and Hypothesis what concerns the caller's tests, but for ``SHARERS``."""
 PACKAGES = ("site-packages", "dist-packages")
 """The names of folders that each process of an environment has on its path."""
 
@@ -147,7 +148,9 @@ def spelled(name: str, value: object) -> str:
 
 def environment() -> dict[str, str]:
     """Return the environment of a process that verifies: it imports what this one imports."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_OTHERS)}
+    kept = {
+        name: value for name, value in os.environ.items() if name == SHARERS or not name.startswith(OF_OTHERS)
+    }
     python = (sys.base_prefix, sys.prefix)
     own = [x for x in sys.path if x and Path(x).name not in PACKAGES and not x.startswith(_libraries(python))]
     return {

@@ -35,6 +35,7 @@ commands:
 
 SPEC is package.module:attribute or path/to/file.py:attribute, looked up from the current folder,
 or the name of a kernel that comes with Flashproof, such as flash_v2.
+verify and fuzz take as many processes as the machine bears, unless -n N says how many.
 Exit status: 0 if every law held, 1 if one was broken, 4 for a wrong command line.
 """
 
@@ -72,8 +73,8 @@ class Command:
 
 
 COMMANDS = {
-    "verify": Command("properties"),
-    "fuzz": Command("properties", defaults=("--minutes", "10")),
+    "verify": Command("properties", defaults=("-n", "auto")),
+    "fuzz": Command("properties", defaults=("-n", "auto", "--minutes", "10")),
     "replay": Command("properties", takes="PATH", option="--replay", most=1),
     "mutation": Command("mutation", least=0),
     "bench": Command("bench", least=0),

@@ -16,6 +16,7 @@ from statistics import median
 import torch
 
 from tests.harness.device.gpus import VISIBLE
+from tests.harness.machine import SHARERS, meminfo
 
 WINDOWS = 6
 """Memory is measured after so many series of equal calls. The first series fills caches, and does not count."""
@@ -28,8 +29,6 @@ LEAST_LEFT = 2.0**16
 SHARE_HELD, SHARE_LEFT = 1 / 8, 1 / 16
 """A process fills the machine if it holds more than the one share of its memory and less than the other is left."""
 
-PROCESSES = "PYTEST_XDIST_WORKER_COUNT"
-"""The variable in which pytest-xdist tells each of its workers how many there are."""
 LEAST_SHARE, MOST_NEEDED = 1 / 4, 36 * 2**30
 """One of several processes may hold this share of its GPU, or so many bytes if these are more.
 
@@ -118,9 +117,8 @@ def _held_after(call: Callable[[], object], calls: int) -> int:
 
 def fills_the_machine(process: int) -> bool:
     """Whether a process holds so much memory that soon there is none left for others."""
-    with suppress(OSError, KeyError, IndexError):
-        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        machine = {name: 1024 * int(size) for name, size, *_ in lines}
+    with suppress(OSError, KeyError):
+        machine = meminfo()
         total, left = machine["MemTotal:"], machine["MemAvailable:"]
         return left < SHARE_LEFT * total and held_bytes(process) > SHARE_HELD * total
     return False
@@ -132,7 +130,7 @@ def leave_memory_to_others() -> None:
     Beyond its share, PyTorch tells a kernel that the GPU is out of memory. Without that, one kernel that fills it would
     keep all others from being run.
     """
-    if int(os.environ.get(PROCESSES, "1")) > 1:
+    if int(os.environ.get(SHARERS, "1")) > 1:
         _, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(LEAST_SHARE, MOST_NEEDED / total)))
 

@@ -98,6 +98,8 @@ def make_plan(config: pytest.Config) -> Plan:
         value = config.getoption(option)
         if value is not None and not value > 0:
             raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
+    if (number := config.getoption("numprocesses", None) or 0) < 0:
+        raise pytest.UsageError(f"-n: got {number}, expected auto, 0 or a positive number")
     if config.getoption("minutes") and (limit := config.getoption("time_limit")):
         raise pytest.UsageError(f"--time-limit: got {limit}, expected none with --minutes")
     budget = _budget(config)
@@ -206,6 +208,23 @@ def chosen_device(config: pytest.Config) -> str:
     return f"cuda:{number % gpus(os.environ.get(VISIBLE), torch.cuda.device_count())}"
 
 
+def memory_of_gpus(config: pytest.Config) -> tuple[int, ...]:
+    """Return the bytes of each GPU that processes of the run share; none if it runs on the CPU."""
+    if config.getoption("--device") == "cpu" or not torch.cuda.is_available():
+        return ()
+    seen = torch.cuda.device_count()
+    return tuple(
+        torch.cuda.get_device_properties(min(number, seen - 1)).total_memory
+        for number in range(gpus(os.environ.get(VISIBLE), seen))
+    )
+
+
+def asked_for(config: pytest.Config) -> list[str]:
+    """Return the SPECs of all kernels that ``--kernel`` names; none without it."""
+    asked = config.getoption("--kernel") or ()
+    return [spec for each in asked for spec in (PUBLIC if each == EVERY_PUBLIC else (each,))]
+
+
 def _replay(config: pytest.Config) -> Run | None:
     path = config.getoption("--replay")
     try:
@@ -283,8 +302,7 @@ def _kernels(
     Of public kernels, which only ``EVERY_PUBLIC`` names all at once, those that run are returned as well.
     """
     claims = tuple(config.getoption("--claims"))
-    asked = config.getoption("--kernel") or ()
-    specs = [spec for each in asked for spec in (PUBLIC if each == EVERY_PUBLIC else (each,))]
+    specs, asked = asked_for(config), config.getoption("--kernel") or ()
     if replay is not None and not specs:
         specs, claims = [replay.spec], (*replay.claims, *claims)
     kernels: dict[str, KernelInfo] = {}

@@ -2,25 +2,53 @@
 
 import io
 import json
+import math
+import os
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from kernels.registry import REGISTERED
 from tests.harness.law import PROPERTIES, Law
+from tests.harness.machine import processes, this_machine
 from tests.harness.programs.delivery import Delivery
 from tests.harness.programs.sarif import sarif_of
+from tests.harness.running.child import MOST_ALIVE
+from tests.harness.session.budget import age, budget_of
 from tests.harness.session.header import header
 from tests.harness.session.item import ORDER, PLAN, LawTurn
-from tests.harness.session.plan import covers_properties, make_plan
+from tests.harness.session.plan import asked_for, covers_properties, make_plan, memory_of_gpus
 from tests.harness.session.progress import LiveLine
 from tests.harness.session.summary import Summary
 
 DELIVERIES = pytest.StashKey[list[Delivery]]()
 """Where the verdict of the run goes, as far as --json and --sarif ask for it."""
+PROCESSES = pytest.StashKey[str]()
+"""How many processes the run takes, and why, unless the user says how many."""
+OVERRIDE = "PYTEST_XDIST_AUTO_NUM_WORKERS"
+"""The variable by which pytest-xdist is told what ``-n auto`` stands for."""
 MOST_RESTARTS = 200
 """How many workers of pytest-xdist may be killed before the run is given up, unless --max-worker-restart says it."""
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return what ``-n auto`` stands for in a run of laws: as many processes as the machine bears."""
+    if OVERRIDE in os.environ or not covers_properties(config):
+        return None
+    gpus, seconds = memory_of_gpus(config), math.inf
+    if text := config.getoption("--budget"):
+        with suppress(ValueError):  # ``make_plan`` refuses it
+            seconds = budget_of(text).drawing(age())
+    number, config.stash[PROCESSES] = processes(
+        this_machine(gpus),
+        min(len(asked_for(config) or REGISTERED), MOST_ALIVE["cuda" if gpus else "cpu"]),
+        config.getoption("maxprocesses"),
+        seconds,
+    )
+    return number
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -83,7 +111,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Return the header: device, versions, profile, seed, time, and what the kernels claim beyond the default."""
-    return header(config.stash[PLAN], config) if PLAN in config.stash else []
+    if PLAN not in config.stash:
+        return []
+    told = config.stash.get(PROCESSES, None)
+    return [*header(config.stash[PLAN], config), *([f"processes: {told}"] if told else [])]
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:

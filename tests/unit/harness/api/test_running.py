@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.api import running, verify
+from tests.harness.machine import SHARERS
 from tests.harness.programs.verdict import no_verdict, verdict_of
 from tests.unit.support.reports import bug, summary
 
@@ -90,11 +91,11 @@ KERNEL.__class__.__module__ = "nowhere"
 
 
 def test_the_callers_pytest_and_hypothesis_are_left_alone(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "HYPOTHESIS_EXPERIMENTAL"):
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", SHARERS, "HYPOTHESIS_EXPERIMENTAL"):
         monkeypatch.setenv(name, "theirs")
     monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
     verify("mine.py:f", report_dir="here")
-    assert not [name for name in ran.environment if name.startswith("PYTEST_")]
+    assert [name for name in ran.environment if name.startswith("PYTEST_")] == [SHARERS]
     assert {name for name in ran.environment if name.startswith("HYPOTHESIS_")} == {
         "HYPOTHESIS_STORAGE_DIRECTORY"
     }
