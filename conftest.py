@@ -92,6 +92,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--sarif", metavar="FILE", help="write the bugs into a file for code scanning, as SARIF")
     group.addoption(
+        "--comment",
+        metavar="FILE",
+        help="write the verdict into a file as Markdown, for a comment on a pull request",
+    )
+    group.addoption(
         "--shrink-seconds",
         type=float,
         metavar="S",

@@ -46,7 +46,13 @@ class TestCommandLine:
         kernels = ["--kernel", "toys.py:sound", "--kernel", "toys.py:wrong", "-k", "test_forward and float32"]
         options = ["--time-limit=10", "--examples=20", "-n2", "--hypothesis-seed=1", "--junitxml=junit.xml"]
         run = pytest_run(
-            tmp_path, *kernels, *options, CI="1", GITHUB_ACTIONS="true", status=pytest.ExitCode.TESTS_FAILED
+            tmp_path,
+            *kernels,
+            *options,
+            CI="1",
+            GITHUB_ACTIONS="true",
+            GITHUB_WORKSPACE=str(tmp_path),
+            status=pytest.ExitCode.TESTS_FAILED,
         )
         text = run.stdout
         assert re.search(r"flashproof: cpu \(.*\), torch .*, triton .*, hypothesis ", text)
@@ -57,7 +63,7 @@ class TestCommandLine:
         assert "\nfound: toys.wrong: out is wrong (forward, float32), only with seqlen_q above 2\n" in text
         assert f"\n1. {bug}\n" in text
         assert re.search(r"^   needs     only with seqlen_q above 2$", text, re.MULTILINE)
-        title = r"^::error title=(.*?)::\d+ failures; matters: seqlen_q"
+        title = r"^::error file=toys.py,line=\d+,title=(.*?)::\d+ failures, only with seqlen_q above 2%0Asmallest: Case"
         (annotation,) = re.findall(title, text, re.MULTILINE)
         assert annotation == bug.replace(":", "%3A").replace(",", "%2C")
         assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.harness.telling import bug_text
+
 HELD = "held"
 """The status of a run of which nothing speaks against the kernel."""
-SHOWN = ("certificate", "claim", "where", "error", "needs", "case", "report", "replay")
-"""The fields of a bug that a failing test shows, each with its label, if they are known."""
-LABELS = {"certificate": "instead", "case": "smallest"}
-"""The label of a field that is not shown by its own name."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class Bug:
 
     def __str__(self) -> str:
         """Return its headline, and below it the facts that a failing test shows."""
-        told = [(LABELS.get(name, name), self.found[name]) for name in SHOWN if self.found[name]]
-        return "\n".join([self.headline, *(f"   {label:<9} {text}" for label, text in told)])
+        return bug_text(self.found)
 
 
 @dataclass(frozen=True)

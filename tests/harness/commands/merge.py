@@ -16,7 +16,8 @@ from tests.harness.bugs.bug import Bug
 from tests.harness.commands.arguments import OneLine
 from tests.harness.commands.union import Find, check_alike, merged_runs
 from tests.harness.files import SUMMARY, VERDICT, write_whole
-from tests.harness.programs.verdict import text_of, verdict_of
+from tests.harness.programs.github import annotations
+from tests.harness.programs.verdict import read_verdict, text_of, verdict_of
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import replaced
 from tests.harness.report.folder import add_to_report, report_folder, write
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         written=written,
         page=str(given.report_dir / PAGE),
         more=more,
+        annotations=annotations(read_verdict(given.report_dir / VERDICT)),
     )
     return status
 

@@ -1,6 +1,5 @@
 """The end of a run on the screen: the matrix of verdicts, each bug, notes, and the tables of `pytest -v`."""
 
-import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from tests.harness.bugs.failure import headline
 from tests.harness.report.conclusion import CASE, OFFER, DistinctBug
 from tests.harness.report.folder import replay_line
 from tests.harness.report.results import Results
-from tests.harness.report.wording import annotation
 from tests.harness.running.refusals import merged
 from tests.harness.running.tally import SLOW_SECONDS, Tally
 
@@ -150,6 +148,7 @@ def print_ending(
     written: str,
     page: str = "",
     more: Sequence[str] = (),
+    annotations: Sequence[str] = (),
 ) -> None:
     """Print each section, an empty line between any two; with ``verbose``, first the tables of all counts.
 
@@ -161,11 +160,14 @@ def print_ending(
         written: the path of the summary, and why it is not written if that is so.
         page: the same of the page; "" if there is none.
         more: lines that come after the notes.
+        annotations: workflow commands of GitHub Actions, which come before the bugs.
     """
     if verbose:
         print_detail(writer.line, results)
     is_below = verbose
-    for markup, (first, *rest) in _sections(writer, results, report_dir, verbose, more, page, written):
+    for markup, (first, *rest) in _sections(
+        writer, results, report_dir, verbose, more, annotations, page, written
+    ):
         writer.line("\n" * is_below + first, **markup)
         for line in rest:
             writer.line(line)
@@ -178,6 +180,7 @@ def _sections(
     report_dir: Path,
     verbose: bool,
     more: Sequence[str],
+    annotations: Sequence[str],
     page: str,
     written: str,
 ) -> Iterator[tuple[dict[str, bool], list[str]]]:
@@ -188,8 +191,8 @@ def _sections(
         yield {}, found
     for line in results.complaints():
         yield {"red": True}, [line]
-    if concluded and os.environ.get("GITHUB_ACTIONS") == "true":
-        yield {}, [annotation(one.bug, one.seen) for one in concluded]
+    if annotations:
+        yield {}, list(annotations)
     if concluded:
         yield {"bold": True}, [f"bugs, the worst first: {len(concluded)}"]
     most = None if verbose else MOST_LINES

@@ -276,14 +276,3 @@ def _names(need: Condition) -> tuple[str, ...]:
     if feature(need.name).rows:
         return LENGTHS
     return feature(need.name).made_of if need.name in TOLD_BY_FIELDS else (need.name,)
-
-
-def annotation(bug: Bug, seen: Occurrences) -> str:
-    """Return a workflow command, a line that GitHub Actions shows as an annotation of a run."""
-    needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
-    title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")
-    return f"::error title={title}::{_escaped(f'{seen.total} failures; matters: {needs}; {bug.key}')}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -14,6 +14,7 @@ from kernels.registry import REGISTERED
 from tests.harness.law import PROPERTIES, Law
 from tests.harness.machine import processes, this_machine
 from tests.harness.programs.delivery import Delivery
+from tests.harness.programs.github import comment_of
 from tests.harness.programs.sarif import sarif_of
 from tests.harness.running.child import MOST_ALIVE
 from tests.harness.session.budget import age, budget_of
@@ -24,7 +25,7 @@ from tests.harness.session.progress import LiveLine
 from tests.harness.session.summary import Summary
 
 DELIVERIES = pytest.StashKey[list[Delivery]]()
-"""Where the verdict of the run goes, as far as --json and --sarif ask for it."""
+"""Where the verdict of the run goes, as far as --json, --sarif and --comment ask for it."""
 PROCESSES = pytest.StashKey[str]()
 """How many processes the run takes, and why, unless the user says how many."""
 OVERRIDE = "PYTEST_XDIST_AUTO_NUM_WORKERS"
@@ -70,6 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
         deliveries.append(Delivery(place, report_dir, capture))
     if (place := config.getoption("--sarif")) is not None:
         deliveries.append(Delivery(place, report_dir, None, "--sarif", sarif_of))
+    if (place := config.getoption("--comment")) is not None:
+        deliveries.append(Delivery(place, report_dir, None, "--comment", comment_of))
 
 
 @pytest.hookimpl(tryfirst=True)

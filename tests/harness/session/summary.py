@@ -19,6 +19,7 @@ from tests.harness.bugs.duplicates import OF_RECORDS, are_one_read, is_duplicate
 from tests.harness.certificates.certified import explains
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, VERDICT, write_whole
+from tests.harness.programs.github import annotations
 from tests.harness.programs.verdict import text_of, verdict_of
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import DistinctBug, merged, replaced, with_offers
@@ -293,6 +294,7 @@ class Summary:
             verbose=reporter.verbosity > 0,
             written=f"{self.path}{self.unwritten}",
             page=page,
+            annotations=annotations(verdict_of(self.content(), self.plan.report_dir)),
         )
 
 

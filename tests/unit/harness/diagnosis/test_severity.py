@@ -12,7 +12,7 @@ from tests.harness.bugs.bug import ENOUGH, Bug, Occurrences, Severity
 from tests.harness.bugs.dense import ORDINARY, ordinary_cases
 from tests.harness.clock import meter
 from tests.harness.diagnosis.severity import PER_USE, with_uses
-from tests.harness.report.wording import annotation, rank, severity, told
+from tests.harness.report.wording import rank, severity, told
 from tests.harness.verdict import Finding
 from tests.unit.support.bugs import CASE, CAUSAL, CLAIMS, LONG, OF_V, Wrong, bug, runner
 from tests.unit.support.stubs import runs_of
@@ -45,7 +45,6 @@ class TestSeverity:
             ("seen", "3 failing examples: forward; float16, float32; out"),
             ("needs", "only with causal True, special numbers in v"),
         ]
-        assert annotation(one, seen).startswith("::error title=k%3A law `forward` is broken%2C out is wrong")
 
     def test_what_is_shared_comes_back(self) -> None:
         one = replace(bug(CASE, ("out",), CAUSAL, LONG), severity=self.ORDINARY, offers=("min_seqlen=1",))
