@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +23,7 @@ from tests.harness.session.header import OLDEST_HYPOTHESIS
 FOLDERS = ("kernels", "strategies", "reference", "tests")
 SOURCES = (*FOLDERS, "conftest.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
-BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 FLASHPROOF = """
 import sys
 from importlib.metadata import entry_points
@@ -175,22 +176,40 @@ class TestCommandLine:
         )
 
 
+def built(kind: str, source: Path, into: Path) -> Path:
+    """Build a distribution from a folder, a "wheel" or an "sdist", and return its path."""
+    command = [sys.executable, "-c", BUILD, f"build_{kind}", str(into)]
+    run = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    (found,) = into.glob({"wheel": "flashproof-*-py3-none-any.whl", "sdist": "flashproof-*.tar.gz"}[kind])
+    return found
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the unpacked wheel, which is built from a copy because a build leaves files behind."""
-    checkout, wheels, site = (tmp_path_factory.mktemp(name) for name in ("checkout", "wheels", "site"))
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what a distribution is built from, because a build leaves files behind."""
+    checkout = tmp_path_factory.mktemp("checkout")
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, checkout / name)
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD, wheels], cwd=checkout, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stderr
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel."""
+    wheel = built("wheel", checkout, tmp_path_factory.mktemp("wheels"))
     # A build must leave nothing else in a checkout, where pytest may take it for an installed package.
     assert {x.name for x in checkout.iterdir()} == {*SOURCES, "build"}
-    (wheel,) = wheels.glob("flashproof-*-py3-none-any.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the unpacked wheel."""
+    site = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(site)
     return site
 
@@ -274,6 +293,21 @@ class TestWheel:
             if pattern.search(line)
         }
         assert not found
+
+    @pytest.mark.nightly
+    def test_an_sdist_makes_the_same_wheel_and_both_may_be_uploaded(
+        self, checkout: Path, wheel: Path, tmp_path: Path
+    ) -> None:
+        sdist = built("sdist", checkout, tmp_path)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(tmp_path, filter="data")
+        again = built("wheel", tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path)
+        first, second = (zipfile.ZipFile(path) for path in (wheel, again))
+        assert {x.filename: x.CRC for x in first.infolist()} == {x.filename: x.CRC for x in second.infolist()}
+        pytest.importorskip("twine", reason="twine is not installed, which checks what may be uploaded")
+        check = [sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel)]
+        checked = subprocess.run(check, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
 
     @pytest.mark.nightly
     def test_a_bug_in_the_users_own_package_is_found_and_reproduced(self, site: Path, user: Path) -> None:
