@@ -18,7 +18,12 @@ On a CPU these held 0.5 and at most 1.3 GB of their own in a minute of every law
 KERNEL_BYTES = 0.3 * GB
 """What the process of each further kernel holds while another kernel is called: its median on a CPU."""
 GPU_BYTES = 2.7 * GB
-"""Memory of a GPU for each kernel's process: a context, and the 2 GiB that torch may keep after a call."""
+"""Memory of a GPU for the process that calls a kernel: a context, and the 2 GiB that torch may keep after a call."""
+GPU_KERNEL_BYTES = 1.0 * GB
+"""What the process of each further kernel holds there: a context, and what torch keeps of ordinary calls.
+
+16 workers with as many processes as they may have each are known to run on a GPU of 140 GB.
+"""
 START_SECONDS = 4.0
 """The seconds that workers of pytest-xdist take to start, in which one process alone would have begun to try cases."""
 
@@ -54,7 +59,7 @@ def processes(
         seconds: the time for starting workers and trying cases.
     """
     own = PROCESS_BYTES["cuda" if machine.gpus else "cpu"] + (kernels - 1) * KERNEL_BYTES
-    memory, on_gpu = machine.memory / machine.sharers, kernels * GPU_BYTES
+    memory, on_gpu = machine.memory / machine.sharers, GPU_BYTES + (kernels - 1) * GPU_KERNEL_BYTES
     cores = f"{machine.cores:g} core{'s' * (machine.cores != 1)}"
     bounds = {cores: machine.cores / machine.sharers, _room("memory", memory, own): memory / own}
     if machine.gpus:

@@ -46,7 +46,8 @@ def test_the_reason_names_what_decides_and_the_cores() -> None:
 
 def test_each_further_kernel_needs_memory() -> None:
     assert [processes(Machine(16, 13 * GB), kernels)[0] for kernels in (1, 2, 8)] == [6, 5, 3]
-    assert [processes(Machine(16, 120 * GB, (24 * GB,)), kernels)[0] for kernels in (1, 2, 6)] == [8, 4, 0]
+    assert [processes(Machine(16, 120 * GB, (24 * GB,)), kernels)[0] for kernels in (1, 2, 6)] == [8, 6, 3]
+    assert processes(Machine(16, 120 * GB, (140 * GB,)), 6)[0] == 16
 
 
 def test_the_user_may_allow_fewer() -> None:
