@@ -24,8 +24,13 @@ GPU_KERNEL_BYTES = 1.0 * GB
 
 16 workers with as many processes as they may have each are known to run on a GPU of 140 GB.
 """
-START_SECONDS = 4.0
-"""The seconds that workers of pytest-xdist take to start, in which one process alone would have begun to try cases."""
+START_SECONDS, START_SHARE = 4.0, 1.5
+"""The least seconds in which workers of pytest-xdist start, and how many times as long as this process they take.
+
+One process alone would try cases in that time.
+"""
+GAIN = 1.5
+"""Workers must try so many times as many cases as one process alone, since each looks into a bug by itself."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,11 @@ class Machine:
 
 
 def processes(
-    machine: Machine, kernels: int = 1, most: int | None = None, seconds: float = math.inf
+    machine: Machine,
+    kernels: int = 1,
+    most: int | None = None,
+    seconds: float = math.inf,
+    age: float = 0.0,
 ) -> tuple[int, str]:
     """Return how many workers of pytest-xdist a run takes, and why; 0 if a single process does all.
 
@@ -57,6 +66,7 @@ def processes(
         kernels: how many kernels have a process in each worker at the same time.
         most: the largest number that the user allows.
         seconds: the time for starting workers and trying cases.
+        age: the seconds that this process took to start, which are more where others have the cores.
     """
     own = PROCESS_BYTES["cuda" if machine.gpus else "cpu"] + (kernels - 1) * KERNEL_BYTES
     memory, on_gpu = machine.memory / machine.sharers, GPU_BYTES + (kernels - 1) * GPU_KERNEL_BYTES
@@ -70,8 +80,9 @@ def processes(
         bounds[f"--maxprocesses {most}"] = most
     reason = min(bounds, key=bounds.__getitem__)
     number = max(1, int(bounds[reason]))
-    if number > 1 and seconds < START_SECONDS * number / (number - 1):  # one process would try more
-        number, reason = 1, f"{seconds:.0f} s are too few to start others"
+    start = max(START_SECONDS, START_SHARE * age)
+    if number > 1 and seconds < math.inf and number * (seconds - start) < GAIN * seconds:
+        number, reason = 1, f"{seconds:.0f} s are too few for others to start"
     told = [reason, *([cores] if reason != cores else [])]
     if machine.sharers > 1:
         told.append(f"shared by {machine.sharers} workers of pytest-xdist")

@@ -48,6 +48,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         min(len(asked_for(config) or REGISTERED), MOST_ALIVE["cuda" if gpus else "cpu"]),
         config.getoption("maxprocesses"),
         seconds,
+        age(),
     )
     return number
 

@@ -56,10 +56,18 @@ def test_the_user_may_allow_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "seconds", "number"), [(2, 7.9, 0), (2, 8.1, 2), (16, 4.2, 0), (16, 4.3, 16)]
+    ("cores", "seconds", "number"), [(2, 15.9, 0), (2, 16, 2), (16, 4.4, 0), (16, 4.5, 16)]
 )
 def test_one_process_alone_tries_most_in_a_short_time(cores: int, seconds: float, number: int) -> None:
     assert processes(Machine(cores, 120 * GB), seconds=seconds)[0] == number
+    assert processes(Machine(cores, 120 * GB), seconds=seconds, age=2.0)[0] == number
+
+
+def test_where_others_have_the_cores_workers_start_late() -> None:
+    assert [processes(Machine(2, 120 * GB), seconds=20, age=age)[0] for age in (1, 3, 4, 9)] == [2, 2, 0, 0]
+    assert processes(Machine(2, 120 * GB), age=9)[0] == 2, (
+        "without a budget, the time begins with the first case"
+    )
 
 
 def written(root: Path, files: dict[str, str]) -> Path:
