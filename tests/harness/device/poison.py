@@ -80,7 +80,7 @@ class PoisonedAllocations(TorchDispatchMode):
     ) -> Any:
         """Fill and guard what an allocating operator returns."""
         result = func(*args, **(kwargs or {}))
-        if func not in _EMPTY or not is_filled(result.dtype) or result.numel() == 0 or result.is_meta:
+        if func not in _EMPTY or not has_memory(result) or not is_filled(result.dtype):
             return result
         item = result.element_size()
         inside = result.untyped_storage().nbytes() // item
@@ -118,6 +118,11 @@ def fill(storage: Tensor, value: float) -> None:
         storage.view(of_size).fill_(UNWRITTEN[storage.dtype])
     else:
         storage.fill_(filler(value, storage.dtype))
+
+
+def has_memory(x: Tensor) -> bool:
+    """Whether a tensor has bytes of its own. One that a compiler traces a kernel by has none."""
+    return type(x) is Tensor and not x.is_meta and x.numel() > 0
 
 
 def is_filled(dtype: torch.dtype) -> bool:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies.layouts import are_first_columns
 from tests.harness.device.poison import NO_NUMBERS, PoisonedAllocations, behind_fence, inputs_copied
@@ -46,10 +47,14 @@ def test_a_dtype_that_can_not_hold_the_poison_is_filled_with_its_largest_number(
     assert memory.broken_guards() == 0
 
 
-def test_shapes_without_memory_are_left_alone() -> None:
-    with PoisonedAllocations(float("nan")) as memory:
+@pytest.mark.parametrize("fenced", [False, True])
+def test_shapes_without_memory_are_left_alone(fenced: bool) -> None:
+    with PoisonedAllocations(float("nan"), fenced=fenced) as memory:
         assert torch.empty(2, 3, device="meta").stride() == (3, 1)
         assert torch.empty(0).numel() == 0
+        with FakeTensorMode():  # as Helion traces a kernel
+            x = torch.empty(2, 3)
+            assert torch.empty_like(x).new_empty(5).shape == (5,)
     assert memory.guarded == []
     assert memory.broken_guards() == 0
 
