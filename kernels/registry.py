@@ -24,6 +24,9 @@ from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from kernels.contract.signature import expected, keywords, mismatch
 from kernels.tuners import settings_of, tuners_of
 
+KNOWN_DEVICES = ("cpu", "cuda")
+"""The types of devices that the ``UNAVAILABLE`` of a kernel's module is about."""
+
 REGISTERED: Mapping[str, str] = {
     "flash_v1": "kernels.algorithms.flash_v1:KERNEL",
     "flash_v2": "kernels.algorithms.flash_v2:KERNEL",
@@ -135,10 +138,11 @@ def module_of(spec: str) -> ModuleType:
 
 
 def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
-    """Return why a registered kernel cannot run on ``device_type`` (``cpu`` or ``cuda``), or None where it can.
+    """Return why a registered kernel cannot run on ``device_type``, such as ``cpu`` or ``cuda``, or None where it can.
 
-    A kernel's module says so in ``UNAVAILABLE``, a mapping from (name, device type) to the reason. A kernel
-    whose module cannot be imported here is unavailable everywhere. Of other SPECs nothing is known: None.
+    A kernel's module says so in ``UNAVAILABLE``, a mapping from (name, device type) to the reason, for ``cpu`` and
+    ``cuda``. What runs on only one of these is not known to run on any other accelerator. A kernel whose module cannot
+    be imported here is unavailable everywhere. Of other SPECs nothing is known: None.
     """
     if kernel_name not in {**REGISTERED, **PUBLIC}:
         return None
@@ -151,7 +155,9 @@ def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
         if kernel_name not in PUBLIC and not isinstance(error, ImportError):
             raise
         return f"cannot be imported: {_one_line(error)}"
-    return getattr(module, "UNAVAILABLE", {}).get((kernel_name, device_type))
+    table: Mapping[tuple[str, str], str] = getattr(module, "UNAVAILABLE", {})
+    reasons = {of: reason for (name, of), reason in table.items() if name == kernel_name}
+    return reasons.get(device_type) if device_type in KNOWN_DEVICES else next(iter(reasons.values()), None)
 
 
 def package_version(public_kernel: str) -> str | None:

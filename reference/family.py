@@ -167,7 +167,7 @@ def with_8_bit_inputs(family: Family, device_type: str, *, values: bool) -> Fami
     rounded = ("k_prescaled", "q_prescaled", "qk_prescaled", "rounded_scores")
     sums: dict[str, Any] = dict.fromkeys(rounded, False)
     of_weights: dict[str, Any] = {"weights": FLOAT8_E4M3}
-    if device_type == "cuda":
+    if device_type != "cpu":
         smallest_normal = FLOAT8_E4M3.underflow / FLOAT8_E4M3.roundoff
         sums |= {"score_accumulate": HOPPER_FP8_ROUNDOFF, "smallest_operand": smallest_normal}
         of_weights |= {"accumulate": HOPPER_FP8_ROUNDOFF}

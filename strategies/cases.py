@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, default_scale, takes_scale
 from reference.mask_pattern import MaskPattern
+from strategies.by_device import ByDevice
 from strategies.case import NONFINITE, SIMPLEST, TENSORS, Case, Spike, changed
 from strategies.earlier import MOST_EARLIER, ROUNDS, kinds_of, with_calls_at_most
 from strategies.lengths import MAX_SEQLEN, claimed_length_pairs, longest, often, shortest_lengths
@@ -46,7 +47,7 @@ HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
 LARGE_GROUPS = (16, 128)
 """Groups that models of few key heads have."""
-MANY_HEADS: Mapping[str, tuple[tuple[int, int, int], ...]] = {"cpu": (), "cuda": ((2, 160, 1), (1, 160, 2))}
+MANY_HEADS = ByDevice[tuple[tuple[int, int, int], ...]](cpu=(), accelerator=((2, 160, 1), (1, 160, 2)))
 """(batch, heads_kv, group) of cases that have more tasks than a GPU has multiprocessors, by device type.
 
 A persistent kernel has one program for each multiprocessor, 132 on an H200, which walks over its tasks. What a program
@@ -88,10 +89,10 @@ FEW = 3
 """For each case that may have many options, so many have few."""
 SELDOM = 5
 """How often an option is left out of a case with few of them, for each time that it is there."""
-HUGE = {
-    "cpu": (*((),) * 10, *((name,) for name in TENSORS), *(TENSORS,) * 3),
-    "cuda": (*((),) * 60, *((name,) for name in TENSORS)),
-}
+HUGE = ByDevice[tuple[tuple[str, ...], ...]](
+    cpu=(*((),) * 10, *((name,) for name in TENSORS), *(TENSORS,) * 3),
+    accelerator=(*((),) * 60, *((name,) for name in TENSORS)),
+)
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
 
@@ -110,7 +111,7 @@ class Space:
     Attributes:
         capabilities: the kernel's claims.
         dtype: one of ``capabilities.dtypes``.
-        device_type: ``cpu`` or ``cuda``.
+        device_type: ``cpu``, or the type of an accelerator such as ``cuda``.
         heads: the (batch, heads_kv, group) that are drawn; by default any of some small ones.
         max_seqlen: the longest sequence; by default ``MAX_SEQLEN``, or as many lengths as these are from the shortest
             that is claimed.
@@ -140,7 +141,7 @@ class Space:
     device_type: str = "cpu"
     heads: tuple[Heads, ...] | None = None
     max_seqlen: int | None = None
-    max_scores: int = MOST_SCORES["cuda"]
+    max_scores: int = MOST_SCORES.accelerator
     nonfinite: bool = False
     key_padding: bool = False
     dropout: bool = False
@@ -158,8 +159,6 @@ class Space:
             raise ValueError(
                 f"dtype: got {self.dtype!r}, expected one of the claimed {self.capabilities.dtypes}"
             )
-        if self.device_type not in MOST_SCORES:
-            raise ValueError(f"device_type: got {self.device_type!r}, expected one of {tuple(MOST_SCORES)}")
 
     @cached_property
     def claims(self) -> Capabilities:

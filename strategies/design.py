@@ -13,6 +13,7 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.axes import MANY_OF, Axis, Level, axes_of
+from strategies.by_device import ByDevice
 from strategies.case import OF_CALLS, Case
 from strategies.cases import Space
 from strategies.limits import cut_down, is_affordable, with_fewer_heads, with_heads_at_most
@@ -22,7 +23,7 @@ Row = Mapping[str, Level]
 
 USUAL = 4
 """Every fourth row has levels that models use, chosen at random, and no others."""
-MOST_HEADS = {"cpu": 128, "cuda": 4096}
+MOST_HEADS = ByDevice(cpu=128, accelerator=4096)
 """The most query heads of all batch elements together that such a case has: a program each, interpreted or not."""
 SHARE = 16
 """A case that is given levels has at most the most products of any case, divided by this."""

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
+from strategies.by_device import ByDevice
 from strategies.case import DEFAULT_BLOCK, Case, changed
 from strategies.lengths import shortest_lengths
 
-MOST_SCORES = {"cpu": 2**19, "cuda": 2**22}
+MOST_SCORES = ByDevice(cpu=2**19, accelerator=2**22)
 """The most scores of a case by device type: a core of the CPU has no time for more."""
-WORK_SHARES = {"cpu": (1, *(4,) * 2, *(16,) * 13), "cuda": (1, *(16,) * 2, *(128,) * 13)}
+WORK_SHARES = ByDevice(cpu=(1, *(4,) * 2, *(16,) * 13), accelerator=(1, *(16,) * 2, *(128,) * 13))
 """Most cases keep to a fraction of the most products, because judging a case takes longer than running it.
 
 That leaves most of them 2^22 products (``Case.products``), which a core of the CPU judges.

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from random import Random
 
 from kernels.contract import Capabilities
+from strategies.by_device import ByDevice
 from strategies.case import LAYOUT_FIELDS, Case, changed
 from strategies.landmarks import BEYOND
 from strategies.lengths import shortest_lengths
 
-MOST_LARGE = {"cpu": 2**25, "cuda": 2**33}
+MOST_LARGE = ByDevice(cpu=2**25, accelerator=2**33)
 """The most scores of a large case by device type."""
-MOST_ELEMENTS = {"cpu": 2**25, "cuda": 2**32}
+MOST_ELEMENTS = ByDevice(cpu=2**25, accelerator=2**32)
 """The most elements of one of its tensors."""
 FEW = 8
 """The most rows beside many keys, and the most keys beside many rows or heads."""
@@ -37,12 +38,12 @@ class Scale:
         of: what is large: "keys", "rows", "both", "heads" of all batch elements together, or elements of "q" or "k";
             "none" stands for an empty batch.
         exponent: that of the power of two.
-        device_type: the one that it is for; "" for any.
+        on_cpu: whether it is tried on a CPU too.
     """
 
     of: str
     exponent: int
-    device_type: str = ""
+    on_cpu: bool = True
 
     def is_reached(self, case: Case) -> bool:
         """Whether a case is as large."""
@@ -74,10 +75,10 @@ SCALES: dict[str, Scale] = {
     "keys above 2^17": Scale("keys", 17),
     "rows and keys above 2^12": Scale("both", 12),
     "keys above 2^20": Scale("keys", 20),
-    "rows and keys above 2^15": Scale("both", 15, "cuda"),
-    "rows and keys above 2^16": Scale("both", 16, "cuda"),
-    "elements of q above 2^31": Scale("q", 31, "cuda"),
-    "elements of k above 2^31": Scale("k", 31, "cuda"),
+    "rows and keys above 2^15": Scale("both", 15, on_cpu=False),
+    "rows and keys above 2^16": Scale("both", 16, on_cpu=False),
+    "elements of q above 2^31": Scale("q", 31, on_cpu=False),
+    "elements of k above 2^31": Scale("k", 31, on_cpu=False),
 }
 """The sizes by name, in the order in which they are tried. Any other field goes with the first."""
 
@@ -87,7 +88,7 @@ def scales_claimed(c: Capabilities, device_type: str, max_seqlen: int | None) ->
     return tuple(
         name
         for name, scale in SCALES.items()
-        if scale.device_type in ("", device_type)
+        if (scale.on_cpu or device_type != "cpu")
         and scale.is_claimed(c)
         and (max_seqlen is None or scale.of in ("heads", "none"))
         and _fits(scale, c, device_type)

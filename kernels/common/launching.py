@@ -166,7 +166,7 @@ def padded_head_dim(head_dim: int) -> int:
 def is_hopper(device: torch.device) -> bool:
     """Whether a device is a Hopper GPU."""
     # AMD's gfx942 has version 9.4 too, so a GPU of AMD is ruled out first.
-    return device.type != "cpu" and not torch.version.hip and _properties(device).major == 9
+    return device.type in ("cuda", "meta") and not torch.version.hip and _properties(device).major == 9
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -10,6 +10,8 @@ from tests.compile.items import items, launches_triton
 from tests.compile.resources import CompileSummary
 from tests.harness.running.child import Child
 
+COMPILE_SECONDS = 300.0
+"""The time limit of one compilation."""
 QUICK = 4
 """How many items of each kernel a quick profile takes."""
 
@@ -50,6 +52,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Child]:
     """Yield the process that compiles for all items of this process."""
-    child = Child("none", worker="tests.compile.worker")
+    child = Child("none", run_seconds=COMPILE_SECONDS, worker="tests.compile.worker")
     yield child
     child.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
 from kernels.contract.tuners import is_tuner
+from strategies.by_device import ByDevice
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.earlier import FIELDS as OF_EARLIER
 from strategies.features import (
@@ -47,10 +48,10 @@ ORDINARY = 20
 """
 
 TILE = 64
-ORDINARY_LENGTHS = {
-    "cpu": (TILE - 1, TILE, TILE + 1, 2 * TILE, 100, 16, 150),
-    "cuda": (TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 16, 128, 300),
-}
+ORDINARY_LENGTHS = ByDevice(
+    cpu=(TILE - 1, TILE, TILE + 1, 2 * TILE, 100, 16, 150),
+    accelerator=(TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 16, 128, 300),
+)
 """Lengths by device type: whole tiles, one row more or less, lengths between, and 16, which fits into any tile."""
 COMMON_HEAD_DIMS = (64, 128, 32)
 SEED = 17

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from strategies.by_device import ByDevice
 from tests.harness.clock import BudgetSpent
 from tests.harness.device.gpus import pinned
 from tests.harness.device.memory import fills_the_machine
@@ -34,8 +35,8 @@ WORKER = "tests.harness.worker.main"
 START_SECONDS = 300.0
 """Time limit of everything but a case: imports of torch and Triton take long, if many processes make them at once."""
 
-RUN_SECONDS = {"cpu": 100.0, "cuda": 1800.0, "none": 300.0}
-"""Time limit of one case, by device type; "none" is that of a child that compiles and runs nothing.
+RUN_SECONDS = ByDevice(cpu=100.0, accelerator=1800.0)
+"""Time limit of one case, by device type.
 
 Interpreted, a case takes seconds; the limit is less than half of the time of a default run, after which a case is cut
 off, and a hang not told. On a GPU this is time to compile, which for FlexAttention in float32 takes over five minutes a
@@ -54,7 +55,7 @@ stays in the process. Otherwise the C library gives the pages of each larger ten
 the next, which takes a quarter of the time of a comparison.
 """
 
-MOST_ALIVE = {"cpu": 16, "cuda": 6, "none": 1}
+MOST_ALIVE = ByDevice(cpu=16, accelerator=6)
 """The most processes of a run that are alive in each of its workers, by device type.
 
 On the CPU a process has 30 MB of its own, as it is a copy, and another copy is there within a tenth of a second. On a

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
+from strategies.by_device import ByDevice
 from strategies.case import Case, to_record
 from strategies.cases import with_gradients
 from strategies.features import NAN, value_of
@@ -33,13 +34,13 @@ LEAST_CASE = 30.0
 """A case may take half of the run's seconds, and at least so many, before the run goes on with others."""
 MOST_SHARES = 2.0
 """A case may take so many times the seconds of its kernel, where several kernels share the time of a run."""
-HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
+HANG_SECONDS = ByDevice(cpu=15.0, accelerator=180.0)
 """Seconds for a case, by device type, of a kernel that is known to hang."""
 MOST_SECONDS = 20.0
 """A large case for which a kernel would take longer is not run."""
 SLOWED = 5.0
 """What takes some seconds of a processor may take so many times as many on a machine that does other work."""
-SMALL = {"cpu": (128, 512), "cuda": (2048, 2048)}
+SMALL = ByDevice(cpu=(128, 512), accelerator=(2048, 2048))
 """The largest (seqlen_q, seqlen_k), by device type, for which a kernel's seconds are measured."""
 SEVERAL = 16
 """Several short sequences of such a case have at most so many times the work of one with these lengths.
@@ -534,7 +535,7 @@ class Runs:
 
     @property
     def device_type(self) -> str:
-        """``cpu`` or ``cuda``."""
+        """The type of the device: ``cpu``, or that of an accelerator such as ``cuda``."""
         return self.child.device.partition(":")[0]
 
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from kernels.contract import Capabilities
+from strategies.by_device import ByDevice
 from strategies.cases import without_huge_strides
 from tests.harness.files import Lines, is_alive
 
@@ -27,7 +28,7 @@ TURN_SECONDS = 6.0
 
 Each turn draws from compiled variants of its own, so that many short turns would spend most of their time compiling.
 """
-VARIANTS = {"cpu": 8, "cuda": 1}
+VARIANTS = ByDevice(cpu=8, accelerator=1)
 """So many compiled variants a turn of the first round draws from. On a CPU to compile one takes a tenth of a second."""
 TURNS_OF_SERIES = 2
 """The number of successive turns of a round in which a law at a dtype uses the same compiled variants."""

@@ -21,13 +21,14 @@ from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forwa
 from reference.family import Changes, Family, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
+from strategies.by_device import ByDevice
 from strategies.landmarks import MOST_LANDMARKS, landmarks
 from tests.harness.trial.outputs import form_of
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Outputs, Problem, as_changed, given_of
 from tests.harness.trial.trial import Check, OutOfBounds, Trial
 
-MOST_JUDGED = {"cpu": 2**20, "cuda": 2**24}
+MOST_JUDGED = ByDevice(cpu=2**20, accelerator=2**24)
 """The most scores that are judged of a call, by device type; of a larger one they are those of some rows and heads."""
 COLUMNS = 4
 """A call is large too if q or k has so many times as many elements: bounds of out, dq, dk and dv take as long then."""

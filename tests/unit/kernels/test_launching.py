@@ -293,7 +293,7 @@ def test_a_gpu_is_asked_for_its_properties_each_time_only_where_it_may_be_anothe
         device = torch.empty(0, device="meta").device
         assert is_hopper(device) == (major == 9)
         assert multiprocessors(device) == processors
-    assert not is_hopper(torch.device("cpu"))
+    assert not any(is_hopper(torch.device(x)) for x in ("cpu", "xpu:0"))
 
 
 def test_results_are_contiguous_and_as_the_contract_has_them() -> None:

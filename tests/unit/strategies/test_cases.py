@@ -377,9 +377,9 @@ def test_unclaimed_dtype_is_refused(dtype: str) -> None:
         cases(NARROW, dtype=dtype)
 
 
-def test_unknown_device_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="device_type: got 'tpu', expected one of"):
-        cases(CLAIMS, dtype="float16", device_type="tpu")
+def test_every_accelerator_has_the_limits_of_any_other() -> None:
+    drawn = [sample(cases(CLAIMS, dtype="float16", device_type=x), 50) for x in ("cuda", "xpu", "mine")]
+    assert drawn[0] == drawn[1] == drawn[2] != sample(cases(CLAIMS, dtype="float16"), 50)
 
 
 @pytest.mark.parametrize("bias", BIASES)
