@@ -7,9 +7,9 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.harness.accelerators.lookup import OF_CUDA
 from tests.harness.interpreter.installation import repair_interpreter
 
 pytest_plugins = ["tests.harness.session.plugin"]
@@ -17,7 +17,7 @@ pytest_plugins = ["tests.harness.session.plugin"]
 # What has been imported by now stays to the end. pytest collects garbage twice as it ends, and would look through it.
 gc.freeze()
 
-if not torch.cuda.is_available():
+if not OF_CUDA.is_available():
     # Unit tests call Triton kernels in this process; Triton reads this when a kernel is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
     repair_interpreter()
@@ -58,7 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="override a claim, such as head_dims=64,128 or causal_alignment=top_left; repeatable",
     )
-    group.addoption("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where kernels run")
+    group.addoption(
+        "--device",
+        default="auto",
+        metavar="TYPE",
+        help="where kernels run: cpu, cuda (ROCm too), xpu, npu, mps, or another type of accelerator that torch has "
+        "here (default: the accelerator, or the CPU where there is none)",
+    )
     group.addoption("--examples", type=int, metavar="N", help="examples for each kernel, law and dtype")
     group.addoption(
         "--minutes", type=float, metavar="M", help="fuzz: fresh random cases until the time is up"

@@ -61,7 +61,7 @@ class Law:
             for all, or any "calls". If repeats of a call differ, it fails.
         adds_arguments: whether its calls are those of a basic law with further arguments, as tables of angles, which no
             call of the claim ``ragged`` takes.
-        only_on: the one type of device, "cpu" or "cuda", on which it is tried; "" for any. On others it has no test.
+        only_on: where alone it is tried, on the "cpu" or on "accelerators"; "" for both. Elsewhere it has no test.
         costs: how many times as long as those of other laws its cases take: in a run by examples it has so many times
             fewer of them.
         place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
@@ -92,7 +92,7 @@ class Law:
 
     def is_tried_on(self, device: str) -> bool:
         """Whether it is tried on a device, such as ``cpu`` or ``cuda:1``."""
-        return self.only_on in ("", device.partition(":")[0])
+        return self.only_on in ("", "cpu" if device == "cpu" else "accelerators")
 
     @property
     def judges_gradients(self) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.contract import DTYPES, Capabilities
 from strategies.layouts import changed_together
+from tests.harness.accelerators.lookup import accelerator_of
 from tests.harness.device.memory import lacks_memory
 from tests.harness.device.process_state import put_back
 from tests.harness.law import law
@@ -130,7 +131,7 @@ def refuses(
     *,
     backward: bool = False,
 ) -> None:
-    """Check that a call raises an exception, other than a CUDA error, and does not write to its inputs.
+    """Check that a call raises an exception, other than one of the device, and does not write to its inputs.
 
     A call with ``backward`` may also return out alone, without any gradient.
     """
@@ -139,16 +140,15 @@ def refuses(
     given = prepared(laid_out)
     problem = given.problem
     before = [x.clone() for x in (problem.q, problem.k, problem.v)]
-    call = trial.record(given, backward=backward)
+    call, accelerator = trial.record(given, backward=backward), accelerator_of(trial.device)
     try:
         with put_back(set()):
             outputs = run_kernel(trial.kernel, problem, given.launch, backward=backward)
-        if trial.device != "cpu":
-            torch.cuda.synchronize()
+        accelerator.synchronize()
     except Exception as e:
         if lacks_memory(e):
             raise CannotRun(f"out of memory in the kernel: {in_short(e)}") from e
-        if "CUDA error" in str(e):
+        if any(f"{name} error" in str(e) for name in {"CUDA", accelerator.type.upper()} - {"CPU"}):
             claim = f"{what}: refused before anything is launched, but: {e}"
             trial.fail(claim, kind="exception", call=call, detail=str(e))
     else:

@@ -10,13 +10,13 @@ guard, and numbers that are read once and stay in a graph.
 from dataclasses import replace
 from itertools import product
 
-import torch
-
+from tests.harness.accelerators.interface import CaptureRefused
+from tests.harness.accelerators.lookup import accelerator_of
 from tests.harness.law import law
 from tests.harness.trial.outputs import quoted
 from tests.harness.trial.relate import agree, allowances, of_a_repeat
-from tests.harness.trial.streams import BESIDE, GRAPH, SIDE, CaptureRefused
-from tests.harness.trial.trial import Trial
+from tests.harness.trial.streams import BESIDE, GRAPH, SIDE, places
+from tests.harness.trial.trial import CannotRun, Trial
 
 CLAIMS = {
     SIDE: "on a side stream, {} is that of a plain call, and not what was in memory before",
@@ -35,18 +35,20 @@ REFUSED = "{{}} can't be captured in a CUDA graph, which is no bug: {}"
     place=15,
     stands_alone=True,
     compares=("repeats",),
-    only_on="cuda",
+    only_on="accelerators",
     costs=4,
 )
 def streams(trial: Trial) -> None:
     """Compare calls in all places with a plain one, without gradients and with them."""
+    there = places(accelerator_of(trial.device))
+    if not there:
+        raise CannotRun("there is no other stream, device or graph to make a call in")
     without, with_gradients = trial.forward(), trial.gradients()
     has_gradients = with_gradients.dq is not None
     bounds = of_a_repeat(trial, allowances(trial, trial.problem, gradients=has_gradients))
     pairs = [(without, False), *([(with_gradients, True)] if has_gradients else [])]
-    places = (SIDE, *((BESIDE,) if torch.cuda.device_count() > 1 else ()), GRAPH)
     try:
-        for place, (plain, backward) in product(places, pairs):
+        for place, (plain, backward) in product(there, pairs):
             call = replace(trial.prepared(trial.problem), place=place)
             agree(trial, CLAIMS[place], trial.call(call, backward=backward), plain, bounds)
     except CaptureRefused as refused:

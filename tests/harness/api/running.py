@@ -49,7 +49,7 @@ def verify(
             lambda, a ``functools.partial``, a method of an object with such a name, or an ``AttentionKernel``.
         claims: claims by name, such as ``{"head_dims": (64, 128), "backward": False}``.
         minutes: the time of the whole run, its start and end included; None for 4 minutes of examples.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", or the type of an accelerator that torch has, such as "cuda" or "xpu".
         seed: the same seed draws the same cases; None for others in each run, after those that failed in the last one.
         report_dir: the folder of the reports; None for one below ``reports`` that is the same for the same arguments.
         options: further options of the command ``flashproof verify``, such as ``["-k", "forward"]``.

@@ -9,8 +9,7 @@ import os
 import sys
 from importlib import import_module
 
-import torch
-
+from tests.harness.accelerators.lookup import available
 from tests.harness.commands.command import CONFTEST, run_pytest
 from tests.harness.law import LAWS, law_named
 from tests.harness.running.child import WORKER, environment_of
@@ -22,7 +21,7 @@ READY = "ready"
 
 def prepare() -> None:
     """Import what a run imports, and start the process that the process of the kernel will be a copy of."""
-    origin_of(WORKER, environment_of("cuda:0" if torch.cuda.is_available() else "cpu"))
+    origin_of(WORKER, environment_of(available()[0]))
     import_module(CONFTEST)
     for name in LAWS:
         law_named(name)

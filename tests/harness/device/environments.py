@@ -21,6 +21,9 @@ LONGEST_QUOTE = 200
 ON_A_GPU = "verify this kernel on a GPU"
 OTHER_VERSIONS = "install the versions that the kernel is for"
 
+NO_DRIVER = r"active drivers \(.*\)\. There should only be one"
+"""What Triton says where it compiles for no device, as ``re`` finds it."""
+
 LIMITS = {
     r"inline_asm not supported": "inline assembly (tl.inline_asm_elementwise)",
     r"(libdevice\.\w+) not supported": "{}, a function of a device library that NumPy does not have",
@@ -28,7 +31,7 @@ LIMITS = {
     r"'InterpreterBuilder' object has no attribute '(?:create_)?(\w+)'": "{}, an operation that it lacks",
     r"Did you forget to add @triton\.jit": "functions imported from triton.language by name, such as load: "
     "it knows them as tl.load",
-    r"active drivers \(.*\)\. There should only be one": "a Gluon kernel, or one whose launcher asks what GPU there is",
+    NO_DRIVER: "a Gluon kernel, or one whose launcher asks what GPU there is",
 }
 """What Triton's interpreter can't run, by texts of exceptions, which may contain the name of the function."""
 
@@ -93,6 +96,14 @@ DEMANDS = {
     ),
 }
 """By the type of the device that there is, how a kernel is known that needs another one."""
+OF_OTHERS = Demand(
+    texts=re.compile(rf"{DEMANDS['cpu'].texts.pattern}|{NO_DRIVER}"),
+    words=re.compile(rf"(?<![a-z:])(?:cuda|nvidia|nvcc|{ARCHITECTURES})(?![a-z])", re.IGNORECASE),
+    source=DEMANDS["cpu"].source,
+    reason="the kernel is for another type of device",
+    advice="verify it on one that it is for",
+)
+"""The same for accelerators of all other types."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,7 @@ def why_not_here(error: BaseException, device_type: str) -> str | None:
 
     Args:
         error: the exception.
-        device_type: that of the tensors, "cpu" or "cuda".
+        device_type: that of the tensors, such as "cpu" or "cuda".
 
     Returns:
         None for an exception that may be a bug of the kernel.
@@ -214,7 +225,7 @@ def _of_interpreter(raised: Raised, device_type: str) -> str | None:
 
 def _of_device(raised: Raised, device_type: str) -> str | None:
     """Say that the kernel is for a GPU where there is none, or for another one."""
-    demand = DEMANDS[device_type]
+    demand = DEMANDS.get(device_type, OF_OTHERS)
     is_told = (
         demand.texts.search(raised.text)
         or demand.words.search(raised.words)

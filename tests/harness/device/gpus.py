@@ -3,7 +3,9 @@
 import os
 from collections.abc import Mapping
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+from tests.harness.accelerators.lookup import OF_CUDA, accelerator_of
+
+VISIBLE = OF_CUDA.visible
 """The environment variable that lists, for CUDA, the GPUs that a process may see: by number or by UUID."""
 MIG = "MIG-"
 """The beginning of the UUID of a part of a GPU. A process sees only the first part in the list."""
@@ -38,15 +40,14 @@ def _entries(visible: str | None) -> list[str]:
 
 
 def pinned(device: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process whose GPU is ``device``, such as "cuda:1"; "cpu" changes nothing.
+    """Return the environment of a process whose GPU is ``device``, such as "cuda:1"; others change nothing.
 
     In such a process the GPU is "cuda:0". Behind it in the list is another one, if there is any, as a kernel may be
     called while that is the current device. Raises ValueError, in one line, if the list of visible GPUs is shorter.
     """
-    kind, _, at = device.partition(":")
-    if kind != "cuda":
+    if not accelerator_of(device).visible:
         return {**environment}
-    visible, number = environment.get(VISIBLE), int(at or 0)
+    visible, number = environment.get(VISIBLE), int(device.partition(":")[2] or 0)
     own = entry(visible, number)
     # Without a list, CUDA leaves out a number that no GPU has.
     others = [x for x in _entries(visible) or ["1" if number == 0 else "0"] if x != own]

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.harness.accelerators.lookup import in_use
 from tests.harness.device.process_state import put_back
 
 FEW = 2
@@ -165,8 +166,8 @@ def growing(call: Call, storages: Storages, known: set[str]) -> list[str]:
         "a thread running each time": partial(entries, THREADS),
         "a tensor in memory each time": storages.alive,
     }
-    if torch.cuda.is_initialized():  # a library may allocate memory by other ways than PyTorch's operators
-        watches[OF_GPU] = lambda: torch.cuda.memory_allocated() // LEAST_BYTES
+    if accelerator := in_use():  # a library may allocate memory by other ways than PyTorch's operators
+        watches[OF_GPU] = lambda: (accelerator.held("allocated") or 0) // LEAST_BYTES
 
     def steps(calls: int) -> dict[str, int]:
         before = {name: read() for name, read in watches.items()}

@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import torch
-
+from tests.harness.accelerators.lookup import accelerator_of, in_use
 from tests.harness.device.gpus import VISIBLE
 from tests.harness.machine import SHARERS, meminfo
 
@@ -68,22 +67,19 @@ def said_by(error: BaseException) -> str:
 
 
 def held_bytes(process: int | str = "self") -> int:
-    """Return the bytes of memory that a process holds; of this process, if it uses a GPU, those that it holds there.
+    """Return the bytes of memory that a process holds; of this process, if it uses a GPU that tells them, those there.
 
     What such a process holds outside of its GPU grows by gigabytes as CUDA loads code, whatever a kernel does. Pages of
     files do not count, such as those of libraries, because the system may take them back at any time.
     """
-    if process == "self" and torch.cuda.is_initialized():
-        return device_bytes("allocated")
+    if (
+        process == "self"
+        and (accelerator := in_use())
+        and (held := accelerator.held("allocated")) is not None
+    ):
+        return held
     _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
-def device_bytes(kind: str) -> int:
-    """Return the bytes on the GPU that are "allocated" for tensors, or "reserved" for them by PyTorch."""
-    # ``torch.cuda.memory_allocated`` makes a flat copy of all statistics, which takes longer than a small kernel.
-    found = torch.cuda.memory_stats_as_nested_dict().get(f"{kind}_bytes")
-    return found["all"]["current"] if found else 0
 
 
 def growth(call: Callable[[], object], seconds: float) -> float:
@@ -124,15 +120,15 @@ def fills_the_machine(process: int) -> bool:
     return False
 
 
-def leave_memory_to_others() -> None:
-    """Keep this process from filling a GPU that it shares with other processes of its run.
+def leave_memory_to_others(device: str) -> None:
+    """Keep this process from filling a device that it shares with other processes of its run.
 
-    Beyond its share, PyTorch tells a kernel that the GPU is out of memory. Without that, one kernel that fills it would
-    keep all others from being run.
+    Beyond its share, PyTorch tells a kernel that the device is out of memory. Without that, one kernel that fills it
+    would keep all others from being run.
     """
-    if int(os.environ.get(SHARERS, "1")) > 1:
-        _, total = torch.cuda.mem_get_info()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(LEAST_SHARE, MOST_NEEDED / total)))
+    accelerator = accelerator_of(device)
+    if int(os.environ.get(SHARERS, "1")) > 1 and (memory := accelerator.memory()):
+        accelerator.limit_memory(min(1.0, max(LEAST_SHARE, MOST_NEEDED / memory[1])))
 
 
 @contextmanager
@@ -146,7 +142,7 @@ def gpu_to_itself(device: str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
         gc.collect()
-        torch.cuda.empty_cache()
+        accelerator_of(device).empty_cache()
 
 
 def offer_to_be_killed() -> None:

@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.harness.accelerators.interface import Accelerator
+from tests.harness.accelerators.lookup import in_use
+
 WORDS = 624
 """The numbers of 32 bits in the state of a Mersenne Twister."""
 PYTHONS_OWN: random.Random = random.random.__self__  # type: ignore[attr-defined]
@@ -32,6 +35,13 @@ PRECISIONS = (
     *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
 )
 """Backends and operations, each of which has a precision of float32 arithmetic in PyTorch."""
+AUTOCAST = ("cpu", "cuda")
+"""The types of devices whose autocast is a piece of state in any process."""
+AUTOCAST_FLAGS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
+    (torch.is_autocast_enabled, torch.set_autocast_enabled),
+    (torch.get_autocast_dtype, torch.set_autocast_dtype),
+)
+"""The functions of PyTorch that read and put the state of autocast for a type of device."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Piece:
 @contextmanager
 def put_back(names: set[str]) -> Iterator[None]:
     """Put back in the end what is changed meanwhile, and add the names of these pieces of state to ``names``."""
-    pieces = (*PIECES, *gpu_pieces()) if torch.cuda.is_initialized() else PIECES
+    pieces = (*PIECES, *pieces_of(accelerator)) if (accelerator := in_use()) else PIECES
     modules, before = len(sys.modules), [(piece, piece.read()) for piece in pieces]
     try:
         yield
@@ -86,7 +96,7 @@ def _older(read: Callable[[], Any], put: Callable[[Any], object]) -> Piece:
     return Piece("the precision of float32 products", found, lambda value: value is None or put(value))
 
 
-def _generator_of_torch(name: str, generator: torch.Generator) -> Piece:
+def _generator_of_torch(name: str, generator: Any) -> Piece:
     def put(state: bytes) -> None:
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
@@ -213,20 +223,9 @@ PIECES = (
         lambda flags: torch.set_anomaly_enabled(*flags),
     ),
     *(
-        piece
-        for device_type in ("cpu", "cuda")
-        for piece in (
-            Piece(
-                "autocast",
-                partial(torch.is_autocast_enabled, device_type),
-                partial(torch.set_autocast_enabled, device_type),
-            ),
-            Piece(
-                "autocast",
-                partial(torch.get_autocast_dtype, device_type),
-                partial(torch.set_autocast_dtype, device_type),
-            ),
-        )
+        Piece("autocast", partial(read, device_type), partial(put, device_type))
+        for device_type in AUTOCAST
+        for read, put in AUTOCAST_FLAGS
     ),
     Piece("autocast", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     Piece("the number of threads", torch.get_num_threads, torch.set_num_threads),
@@ -238,10 +237,16 @@ PIECES = (
 )
 
 
-def gpu_pieces() -> tuple[Piece, ...]:
-    """Return the pieces that a process has once it uses a GPU."""
+def pieces_of(accelerator: Accelerator) -> tuple[Piece, ...]:
+    """Return the pieces that a process has once it uses an accelerator."""
+    streams = (Piece("the current stream", accelerator.current_stream, accelerator.set_stream),)
+    has_autocast = accelerator.type not in AUTOCAST and torch.amp.is_autocast_available(accelerator.type)
     return (
-        Piece("the current GPU", torch.cuda.current_device, torch.cuda.set_device),
-        Piece("the current stream", torch.cuda.current_stream, torch.cuda.set_stream),
-        *(_generator_of_torch("the random generator of the GPU", x) for x in torch.cuda.default_generators),
+        Piece("the current GPU", accelerator.current_device, accelerator.set_device),
+        *(streams if accelerator.has_streams else ()),
+        *(_generator_of_torch("the random generator of the GPU", x) for x in accelerator.generators()),
+        *(
+            Piece("autocast", partial(read, accelerator.type), partial(put, accelerator.type))
+            for read, put in (AUTOCAST_FLAGS if has_autocast else ())
+        ),
     )

@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 NOT_OF_USERS = ("triton.", "torch.")
@@ -54,6 +55,8 @@ def may_compile() -> bool:
 
 def keep_variants_apart() -> None:
     """Have each kernel keep its variants for any values apart from the others; without this there are none."""
+    if find_spec("triton") is None:
+        return
     from triton.runtime.jit import JITFunction, KernelParam
 
     def is_not_specialised(param: Any) -> bool:

@@ -1,13 +1,12 @@
 """What only the process that holds the device can find out: whether it still answers, and when its work is done."""
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread, Timer
 
-import torch
+from tests.harness.accelerators.lookup import accelerator_of
 
 WAIT_SECONDS = 20.0
 """Seconds that the device may take for the work that it has got, without any compilation. A case takes milliseconds, or
@@ -20,8 +19,6 @@ smaller one, and most of them hang as well.
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks at whether the device goes on with its work while a kernel's launcher runs."""
-RELAXED = 2
-"""The number of ``CU_STREAM_CAPTURE_MODE_RELAXED``: other threads may record a CUDA graph meanwhile."""
 
 FULL_BELOW = 2**27
 """A GPU with fewer free bytes is full: the libraries that kernels call may need more, such as cuBLAS for workspaces."""
@@ -32,10 +29,8 @@ OVERRAN = 124
 
 def device_answers(device: str) -> bool:
     """Whether the device still answers. After an illegal address, the process's context on it is lost for good."""
-    if not device.startswith("cuda"):
-        return True
     try:
-        torch.cuda.synchronize()
+        accelerator_of(device).synchronize()
     except Exception:
         return False
     return True
@@ -46,13 +41,11 @@ def device_is_full(device: str) -> bool:
 
     Other processes may hold that memory. A device that does not answer is not said to be full.
     """
-    if not device.startswith("cuda"):
-        return False
     try:
-        left, _ = torch.cuda.mem_get_info()
+        memory = accelerator_of(device).memory()
     except Exception:
         return False
-    return left < FULL_BELOW
+    return memory is not None and memory[0] < FULL_BELOW
 
 
 def wait_for_device(device: str, seconds: float = WAIT_SECONDS) -> None:
@@ -62,7 +55,7 @@ def wait_for_device(device: str, seconds: float = WAIT_SECONDS) -> None:
     timer = Timer(seconds, os._exit, (OVERRAN,))
     timer.start()
     try:
-        torch.cuda.synchronize()
+        accelerator_of(device).synchronize()
     finally:
         timer.cancel()
 
@@ -76,35 +69,24 @@ def watched(device: str, seconds: float = WAIT_SECONDS, look: float = LOOK_SECON
     """
     over = Event()
     if device != "cpu":
-        Thread(target=_watch, args=(over, seconds, look), daemon=True).start()
+        Thread(target=_watch, args=(device, over, seconds, look), daemon=True).start()
     try:
         yield
     finally:
         over.set()
 
 
-def _watch(over: Event, seconds: float, look: float) -> None:
+def _watch(device: str, over: Event, seconds: float, look: float) -> None:
     """Wait again and again for what has been launched by then, until all is over."""
     while not over.wait(look):
         timer = Timer(seconds, os._exit, (OVERRAN,))
         timer.start()
         try:
-            _wait_for_what_is_launched()
+            accelerator_of(device).wait_for_launched()
         except Exception:  # the device is lost, as the launcher will find out
             return
         finally:
             timer.cancel()
-
-
-def _wait_for_what_is_launched() -> None:
-    """Wait for the work that the device's default stream has by now.
-
-    In the mode that is set first, this does not spoil a CUDA graph that another thread records.
-    """
-    ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
-    reached = torch.cuda.Event(blocking=True)
-    reached.record(torch.cuda.default_stream())
-    reached.synchronize()
 
 
 ASKS_WHERE = signal.SIGUSR1

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from strategies.case import Case
 from strategies.layouts import Window
+from tests.harness.accelerators.lookup import accelerator_of
 
 MOST_PRODUCTS = 2**22
 """A case of more products (``Case.products``) is judged faster by a GPU that processes share than by a core."""
@@ -20,7 +21,8 @@ MOST_PRODUCTS = 2**22
 def home_of(case: Case, device: str) -> str:
     """Return where the tensors of a case are made and judged, if its kernel runs on ``device``."""
     is_huge = "huge" in case.layouts
-    return device if case.products > MOST_PRODUCTS or is_huge else "cpu"
+    is_large = case.products > MOST_PRODUCTS or is_huge
+    return device if is_large and accelerator_of(device).has_float64 else "cpu"
 
 
 @dataclass
@@ -63,8 +65,8 @@ class Copies:
 
 def on_cpu(found: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of one device on the CPU, after waiting for the device once."""
-    pinned = torch.cuda.is_available()  # memory to which a GPU copies while this process goes on
+    accelerator = accelerator_of(next((x.device for x in found), "cpu"))
+    pinned = accelerator.has_pinned_memory
     copies = [torch.empty_like(x, device="cpu", pin_memory=pinned).copy_(x, non_blocking=True) for x in found]
-    if pinned:
-        torch.cuda.synchronize()
+    accelerator.synchronize()
     return copies

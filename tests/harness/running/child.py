@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.by_device import ByDevice
+from tests.harness.accelerators.lookup import accelerator_of
 from tests.harness.clock import BudgetSpent
 from tests.harness.device.gpus import pinned
 from tests.harness.device.memory import fills_the_machine
@@ -63,7 +64,7 @@ GPU each holds half a GiB for its context and up to ``worker.CACHED_BYTES``, whi
 another one takes seconds, in which it makes a context and loads what was compiled.
 """
 
-CALLS_NOTHING = ("environment", "describe", "compiled")
+CALLS_NOTHING = ("environment", "left_out", "describe", "compiled")
 """What is asked of a process without a call of a kernel, after which it is as new."""
 
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -117,7 +118,7 @@ class DeviceLost(HarnessError):
 class Child:
     """A child process for one device ("cpu", "cuda:1"), started at the first request and again after it died.
 
-    It sees no other GPU than that of its device, which is "cuda:0" to it.
+    A GPU of CUDA is "cuda:0" to it.
 
     Each request for one of the kernels in ``stateful`` is answered by a process that has called no kernel: a copy of
     the child on a CPU, and else a new one, of which the next is started ahead as a ``spare``.
@@ -380,7 +381,7 @@ class Children:
 
 
 def environment_of(device: str) -> dict[str, str]:
-    """Return the environment of a new process that runs kernels on a device, and sees no other GPU."""
+    """Return the environment of a new process that runs kernels on a device, and sees its GPU first: see ``gpus``."""
     environment = pinned(device) | SETTINGS
     # Kernels may have fewer configurations under pytest, as Triton's tutorial 06 has.
     for name in ("TRITON_INTERPRET", "PYTEST_VERSION"):
@@ -390,8 +391,8 @@ def environment_of(device: str) -> dict[str, str]:
 
 
 def seen_by_child(device: str) -> str:
-    """Return what a device is called in a process that sees no other GPU."""
-    return "cuda:0" if device.startswith("cuda") else device
+    """Return what a device is called in a process whose environment is ``environment_of`` it."""
+    return device.partition(":")[0] + ":0" if accelerator_of(device).visible else device
 
 
 def _ended(death: ChildDied) -> Verdict:

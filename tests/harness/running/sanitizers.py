@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from tests.harness.accelerators.lookup import accelerator_of
 from tests.harness.run import COMPUTE, SANITIZERS, TRITON
 from tests.harness.verdict import SANITIZER, Finding
 
@@ -97,8 +98,8 @@ def sanitizers(text: str) -> tuple[str, ...]:
 
 def why_not(sanitizer: str, device: str) -> str | None:
     """Return why a sanitizer can't be used here; None if nothing is known that would prevent it."""
-    if not device.startswith("cuda"):
-        return f"sanitizer {sanitizer}: needs a GPU"
+    if not accelerator_of(device).has_sanitizers:
+        return f"sanitizer {sanitizer}: needs a GPU with CUDA"
     if sanitizer in COMPUTE and shutil.which(PROGRAM) is None:
         return f"sanitizer {sanitizer}: there is no {PROGRAM} on PATH"
     return None

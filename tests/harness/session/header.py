@@ -3,11 +3,11 @@
 import math
 
 import pytest
-import torch
 from hypothesis import settings
 
 from kernels.contract import Capabilities
 from kernels.contract.parsing import PLAIN_FUNCTION, describe
+from tests.harness.accelerators.lookup import accelerator_of
 from tests.harness.law import LAWS, law_named
 from tests.harness.report.screen import wrapped
 from tests.harness.running.kernel_info import KernelInfo
@@ -45,7 +45,10 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     if config.getoption("--database"):
         lines.append(f"failing cases are kept in {next(iter(plan.finds.databases))}")
     lines += [f"not run: {reason}" for reason in plan.unavailable]
-    if plan.device != "cpu" and torch.cuda.device_count() == 1:
+    if plan.left_out:
+        told = ", ".join(plan.left_out)
+        lines += wrapped(f"not run on {device_type}, where PyTorch lacks what they need: {told}", width)
+    if accelerator_of(plan.device).device_count() == 1:
         lines.append("not run: calls beside another current device, as there is one GPU")
     elsewhere = (name for name in LAWS if not law_named(name).is_tried_on(plan.device))
     lines += [

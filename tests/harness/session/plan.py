@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.lengths import shortest_lengths
+from tests.harness.accelerators.lookup import accelerator_of, available
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
-from tests.harness.device.gpus import VISIBLE, gpus
+from tests.harness.device.gpus import gpus
 from tests.harness.files import JOURNALS, SUMMARY, VERDICT
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.report.database import Finds, Kept, finds_at, read_report
@@ -44,6 +44,7 @@ class Plan:
     unavailable: tuple[str, ...]
     sanitizers: tuple[str, ...]
     device: str
+    left_out: tuple[str, ...]
     environment: dict[str, str]
     children: Children
     has_general: bool
@@ -129,6 +130,7 @@ def make_plan(config: pytest.Config) -> Plan:
         unavailable=(*unavailable, *unusable),
         sanitizers=usable,
         device=device,
+        left_out=_left_out(children, kernels[-1]),
         environment={**children.of(kernels[-1].spec).environment(), **_packages(kernels)},
         children=children,
         has_general=device != "cpu" and replay is None,
@@ -195,17 +197,28 @@ def _turns(minutes: float | None, replay: Run | None, workers: int, combinations
 
 
 def chosen_device(config: pytest.Config) -> str:
-    """Return the CPU, or this worker's GPU: GPUs are shared round-robin. Raises pytest.UsageError."""
+    """Return the CPU, or this worker's device: workers take them in turn. Raises pytest.UsageError."""
     worker = getattr(config, "workerinput", {}).get("workerid", "main")
-    chosen = config.getoption("--device")
-    if chosen == "cuda" and not torch.cuda.is_available():
+    asked, there = config.getoption("--device"), available()
+    if asked not in ("auto", *there):
+        expected = f"{', '.join(reversed(there))} or auto"
         raise pytest.UsageError(
-            "--device: got cuda, expected cpu or auto, for torch finds no CUDA device here"
+            f"--device: got {asked}, expected {expected}: torch finds no other device here"
         )
-    if chosen == "cpu" or not torch.cuda.is_available():
-        return "cpu"
+    chosen = there[0] if asked == "auto" else asked
+    if chosen == "cpu":
+        return chosen
+    accelerator = accelerator_of(chosen)
+    visible = os.environ.get(accelerator.visible) if accelerator.visible else None
     number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
-    return f"cuda:{number % gpus(os.environ.get(VISIBLE), torch.cuda.device_count())}"
+    return f"{chosen}:{number % gpus(visible, accelerator.device_count())}"
+
+
+def _left_out(children: Children, kernel: KernelInfo) -> tuple[str, ...]:
+    """Return what a run leaves out, as PyTorch does not have it on the device, in words."""
+    if children.device == "cpu":
+        return ()
+    return tuple(children.of(kernel.spec).ask({"do": "left_out"})["left_out"])
 
 
 def memory_of_gpus(config: pytest.Config) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
 """Calls on a GPU in other places than usual: on a side stream, beside another current device, in a CUDA graph."""
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
-import torch
 from torch import Tensor
+
+from tests.harness.accelerators.interface import Accelerator
+from tests.harness.accelerators.lookup import accelerator_of
 
 SIDE, BESIDE, GRAPH = "on a side stream", "beside another current device", "in a CUDA graph"
 """The places of calls."""
@@ -20,8 +20,14 @@ WARM_UP = 2
 Results = Mapping[str, Tensor]
 
 
-class CaptureRefused(Exception):
-    """A call can't be captured in a CUDA graph: it waits for the device, or copies from it."""
+def places(accelerator: Accelerator) -> tuple[str, ...]:
+    """Return the names of the places that there are on a type of accelerator here."""
+    there = {
+        SIDE: accelerator.has_streams,
+        BESIDE: accelerator.device_count() > 1,
+        GRAPH: accelerator.has_graphs,
+    }
+    return tuple(place for place, is_there in there.items() if is_there)
 
 
 def placed(place: str, call: Callable[[], Results], inputs: Sequence[Tensor]) -> Results:
@@ -39,7 +45,7 @@ def placed(place: str, call: Callable[[], Results], inputs: Sequence[Tensor]) ->
     if place == GRAPH:
         return in_graph(call, inputs)
     if place == BESIDE:
-        with torch.cuda.device((inputs[0].device.index + 1) % torch.cuda.device_count()):
+        with accelerator_of(inputs[0].device).beside(inputs[0].device.index):
             return call()
     return call()
 
@@ -49,79 +55,43 @@ def on_side_stream(call: Callable[[], Results], inputs: Sequence[Tensor]) -> Res
 
     What runs on the default stream by mistake reads the inputs when they are there, but its results are late.
     """
-    parts = [once(x) for x in inputs]
+    accelerator, parts = accelerator_of(inputs[0].device), [once(x) for x in inputs]
     numbers = [x.clone() for x in parts]
     for x in parts:
         x.zero_()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(BUSY_CYCLES)
+    accelerator.synchronize()
+    accelerator.keep_busy(BUSY_CYCLES)
     try:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            torch.cuda._sleep(SHORT_CYCLES)
+        with accelerator.side_stream():
+            accelerator.keep_busy(SHORT_CYCLES)
             write(parts, numbers)
             return copied(call())
     finally:
-        torch.cuda.synchronize()
+        accelerator.synchronize()
 
 
 def in_graph(call: Callable[[], Results], inputs: Sequence[Tensor]) -> Results:
     """Capture a call with other numbers, write the inputs, and return what a replay gives. Raises CaptureRefused."""
-    parts = [once(x) for x in inputs]
+    accelerator, parts = accelerator_of(inputs[0].device), [once(x) for x in inputs]
     numbers = [x.clone() for x in parts]
     write(parts, [other_numbers(x) for x in numbers])
-    graph = torch.cuda.CUDAGraph()
+    usual = accelerator.current_stream()
     try:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        with accelerator.side_stream():
+            accelerator.current_stream().wait_stream(usual)
             for _ in range(WARM_UP):
                 call()
             # By PyTorch, so that what a kernel keeps of the numbers of a tensor and its version is out of date.
             write(parts, [other_numbers(other_numbers(x)) for x in numbers])
-            torch.cuda.synchronize()
-            results = captured(graph, call)
+            accelerator.synchronize()
+            replay, results = accelerator.captured(call)
         write(parts, numbers)
-        graph.replay()
-        torch.cuda.synchronize()
+        replay()
+        accelerator.synchronize()
         return copied(results)
     finally:
         write(parts, numbers)
-        torch.cuda.synchronize()
-
-
-def captured(graph: torch.cuda.CUDAGraph, call: Callable[[], Results]) -> Results:
-    """Capture a call, and return the tensors that a replay writes. Raises CaptureRefused, after all is as before."""
-    pool = torch.cuda.graph_pool_handle()
-    try:
-        # Other threads may allocate and compile meanwhile; the call itself may not wait for the device.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            return call()
-    except Exception as e:
-        first = e.__context__ or e  # the end of a capture that has failed raises an exception as well
-        recover(pool)
-        keep(graph)
-        raise CaptureRefused(f"{type(first).__name__}: {str(first).strip().partition(chr(10))[0]}") from e
-
-
-def recover(pool: tuple[int, int]) -> None:
-    """End a capture that has failed, whose memory pool PyTorch leaves open, and whose random generators capture on.
-
-    Another capture, which ends well, has generators out of that state.
-    """
-    device = torch.cuda.current_device()
-    for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        with suppress(
-            Exception
-        ):  # the capture has ended the pool itself, or PyTorch calls this by another name
-            getattr(torch._C, end)(device, pool)
-    other = torch.cuda.CUDAGraph()
-    with suppress(Exception), torch.cuda.stream(torch.cuda.Stream()), torch.cuda.graph(other):
-        torch.zeros(1, device="cuda")
-    torch.cuda.synchronize()
-
-
-def keep(graph: torch.cuda.CUDAGraph) -> None:
-    """Let a graph live as long as the process: the end of one whose capture has failed may end the process."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
+        accelerator.synchronize()
 
 
 def once(x: Tensor) -> Tensor:

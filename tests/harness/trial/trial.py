@@ -26,6 +26,7 @@ from strategies.case import SIMPLEST, TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from strategies.ways import WAYS
+from tests.harness.accelerators.interface import CaptureRefused
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.left_behind import Storages
 from tests.harness.device.memory import lacks_memory
@@ -49,7 +50,7 @@ from tests.harness.trial.outputs import (
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Call, Outputs, Problem
 from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
-from tests.harness.trial.streams import CaptureRefused, placed
+from tests.harness.trial.streams import placed
 from tests.harness.trial.ways import by_autograd, in_its_way
 from tests.harness.verdict import RAISED, Finding
 

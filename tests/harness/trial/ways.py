@@ -56,7 +56,7 @@ def by_autograd(
             differentiated(ends, leaves, gradients, again=True)
         return returned | dict(zip(wanted, differentiated(ends, leaves, gradients), strict=True))
 
-    return on_another_thread(there_and_back) if way == "another_thread" else there_and_back()
+    return on_another_thread(there_and_back, dout.device) if way == "another_thread" else there_and_back()
 
 
 def _forth(way: str, forward: Forward, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -86,7 +86,7 @@ def mode(way: str, q: Tensor) -> contextlib.AbstractContextManager[Any]:
 def in_its_way(way: str, call: Callable[[], Any], q: Tensor) -> Any:
     """Make a call of a kernel that has a backward of its own, in a way that means something for such a kernel."""
     if way == "another_thread":
-        return on_another_thread(call)
+        return on_another_thread(call, q.device)
     with mode(way, q):
         return call()
 
@@ -135,19 +135,22 @@ def negative(x: Tensor) -> Tensor:
     return (-once).expand(x.shape).requires_grad_(x.requires_grad)
 
 
-def on_another_thread(call: Callable[[], Any]) -> Any:
-    """Make a call on a thread of its own, with the GPU of this one, and return what it returns, or raise its error."""
+def on_another_thread(call: Callable[[], Any], device: torch.device) -> Any:
+    """Make a call on a thread of its own, and return what it returns, or raise its error.
+
+    If the ``device`` of its tensors is no CPU, the current device of this thread is that of the other one too.
+    """
     results: list[Any] = []
     errors: list[BaseException] = []
-    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    number = None if device.type == "cpu" else torch.accelerator.current_device_index()
 
     def run() -> None:
         try:
-            if gpu is not None:
-                torch.cuda.set_device(gpu)
+            if number is not None:
+                torch.accelerator.set_device_index(number)
             results.append(call())
-            if gpu is not None:
-                torch.cuda.synchronize()
+            if number is not None:
+                torch.accelerator.synchronize()
         except BaseException as error:
             errors.append(error)
 

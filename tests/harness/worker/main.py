@@ -35,11 +35,11 @@ from reference.alternatives import named
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from strategies.case import TENSORS, Case, from_record
+from tests.harness.accelerators.lookup import accelerator_of
 from tests.harness.designs.explanations import with_explanations
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.left_behind import is_used_up
 from tests.harness.device.memory import (
-    device_bytes,
     gpu_to_itself,
     growth,
     held_bytes,
@@ -93,7 +93,7 @@ class Worker:
     """Answers requests on one device; a request named X in ``do`` is answered by the method ``do_X``."""
 
     def __init__(self, device: str) -> None:
-        self.device = device
+        self.device, self.accelerator = device, accelerator_of(device)
         self.kernel = cache(registry.load)
         self.script_process = cache(partial(ScriptProcess, device=device))
         self.growing: dict[str, set[str]] = {}
@@ -113,8 +113,8 @@ class Worker:
         except Exception:
             answer = {"raised": traceback.format_exc()}
         is_lost = not device_answers(self.device)
-        if not is_lost and self.device.startswith("cuda") and device_bytes("reserved") > CACHED_BYTES:
-            torch.cuda.empty_cache()
+        if not is_lost and (self.accelerator.held("reserved") or 0) > CACHED_BYTES:
+            self.accelerator.empty_cache()
         is_lost |= is_used_up()
         return json.dumps({**answer, "fatal": is_lost, "held": held_bytes()})
 
@@ -128,9 +128,12 @@ class Worker:
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the name of the device's hardware and the versions of the packages."""
-        name = torch.cuda.get_device_name() if self.device.startswith("cuda") else platform.machine()
         versions = {package: _version(package) for package in PACKAGES}
-        return {"device_name": name, "python": platform.python_version(), **versions}
+        return {"device_name": self.accelerator.name(), "python": platform.python_version(), **versions}
+
+    def do_left_out(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what a run leaves out on the device, in words."""
+        return {"left_out": self.accelerator.left_out()}
 
     def do_describe(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a kernel's name, claims and known failures, or why it can't be loaded or run here."""
@@ -287,6 +290,8 @@ class Worker:
         outcome: dict[str, Any]
         try:
             is_here = law.on_device or run.case.ragged != "none"
+            if is_here and not self.accelerator.has_float64:
+                raise CannotRun(f"{self.accelerator.type} lacks float64, by which results are judged there")
             home = self.device if is_here else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
             trial.alternatives = tuple(named(json.loads(x)) for x in run.alternatives)
@@ -412,9 +417,8 @@ def begin(device: str) -> None:
     take_over()
     if device != "cpu":
         keep_variants_apart()
-        torch.cuda.set_device(device)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        leave_memory_to_others()
+        accelerator_of(device).use(device)
+        leave_memory_to_others(device)
 
 
 def main(device: str, worker_of: type[Worker] = Worker) -> None:

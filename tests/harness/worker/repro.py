@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
 from types import ModuleType
@@ -20,6 +20,7 @@ from kernels import registry
 from kernels.contract import Capabilities
 from kernels.contract.tuners import AT_WORK, CONFIG
 from strategies.rotary import rotated
+from tests.harness.accelerators import cuda, interface, lookup
 from tests.harness.device import left_behind, memory, poison, process_state
 from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreter.installation import FORMATS, REPAIRED
@@ -64,8 +65,9 @@ left = left_behind(lambda storages: noted(storages, {call}), may_draw={may_draw}
 print("a call leaves", "; ".join(left) or "nothing behind")
 sys.exit(1 if any({what!r}.startswith(x) for x in left) else 0)"""
 """The end of the script of a call that leaves something behind."""
-FROM_PROCESS_STATE = re.compile(r"^from \S+\.process_state import .*\n", re.MULTILINE)
-"""The import in ``left_behind`` of the module ``process_state``, whose source stands before it in a script."""
+USUAL_STREAM = 'USUAL_STREAM = torch.accelerator.current_stream() if DEVICE != "cpu" else None'
+FROM_OURS = re.compile(r"^from \S*tests\.harness\.\S+ import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+"""The imports in a module of modules whose sources stand before it in a script, or of what the script does not use."""
 LEAKS = """\
 left = growth(lambda: {call}, 4.0)
 print(f"{{left / 2**20:.3g}} MiB stay behind each time")
@@ -120,10 +122,9 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
             REPEAT_SECONDS=scripted.REPEAT_SECONDS,
             watched=[],
         ),
+        USUAL_STREAM,
         *([inspect.getsource(poison)] if scripted.poisoned in functions else []),
-        *([inspect.getsource(streams)] if scripted.elsewhere in functions else []),
-        *([inspect.getsource(memory)] if finding.kind == LEAK else []),
-        *([inspect.getsource(process_state), _left_behind()] if finding.kind == STATE else []),
+        *_modules(finding, functions),
         inspect.getsource(ways),
         *(inspect.getsource(x) for x in dict.fromkeys((scripted.numbers, scripted.window, *called))),
         "\n".join(source.tensors),
@@ -260,9 +261,15 @@ def _interpret(spec: str, is_repaired: bool) -> list[str]:
     return [INTERPRET, f"{told}\n{formats}", FROM_FORMATS.sub("", repair), "repair()"]
 
 
-def _left_behind() -> str:
-    """Return the source of ``left_behind`` without its import of another part of the script."""
-    return FROM_PROCESS_STATE.sub("", inspect.getsource(left_behind))
+def _modules(finding: Finding, functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """Return the sources of modules that a script's calls, or the judgement on them, need, without their imports."""
+    found = [
+        *([streams] if scripted.elsewhere in functions else []),
+        *([memory] if finding.kind == LEAK else []),
+        *([process_state, left_behind] if finding.kind == STATE else []),
+    ]
+    modules = [interface, cuda, lookup, *found] if found else []
+    return [FROM_OURS.sub("", inspect.getsource(module)) for module in modules]
 
 
 def _origins(value: Any) -> list[str]:

@@ -35,6 +35,9 @@ FILLED_ELEMENTS = 2**26
 DEVICE = "cpu"
 """The type of the device on which tensors are made."""
 
+USUAL_STREAM = torch.accelerator.current_stream() if DEVICE != "cpu" else None
+"""The stream that is the current one as the script begins; None on the CPU."""
+
 LSE_LAYOUT = "bhn"
 """The dimensions of the lse that the kernel returns: (batch, heads, rows), or (batch, rows, heads) if it is "bnh"."""
 
@@ -193,8 +196,8 @@ def by_kernel(
 
 def finished(results: dict[str, Tensor | None]) -> dict[str, Tensor]:
     """Wait for the device, unless another stream than the usual one is used, and return what is not None."""
-    if DEVICE != "cpu" and torch.cuda.current_stream() == torch.cuda.default_stream():
-        torch.cuda.synchronize()
+    if DEVICE != "cpu" and torch.accelerator.current_stream() == USUAL_STREAM:
+        torch.accelerator.synchronize()
     return {name: x.detach() for name, x in results.items() if x is not None}
 
 

@@ -12,6 +12,7 @@ import time
 import traceback
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -36,7 +37,11 @@ WATCHED: dict[Any, tuple[str, ...]] = {
         *("any", "item", "tolist", "cpu", "double", "float", "clone", "detach"),
     ),
     torch.testing: ("assert_close", "assert_allclose"),
-    torch.cuda: ("synchronize", "Event"),
+    **{
+        module: ("synchronize", "Event")
+        for module in vars(torch).values()
+        if isinstance(module, ModuleType) and hasattr(module, "synchronize")
+    },
     time: ("time", "perf_counter", "perf_counter_ns", "monotonic"),
 }
 """Functions by which a caller compares results and measures time: a kernel has no reason to replace them."""
@@ -95,6 +100,12 @@ def answered(function: Any, call: dict[str, Any], device: str) -> dict[str, torc
     return {name: x.detach().cpu().clone().contiguous() for name, x in found.items()}
 
 
+def kept(device: str) -> int:
+    """Return the bytes of a device that torch keeps, 0 if it does not tell."""
+    found: int = getattr(torch.get_device_module(device), "memory_reserved", int)()
+    return found
+
+
 def serve() -> None:
     """Answer calls until there are no more."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -102,6 +113,8 @@ def serve() -> None:
     os.dup2(2, 1)  # what the function prints is no answer
     sys.argv[:] = [""]
     start, before = pickle.load(calls), watched()
+    if torch.device(start["device"]).index:
+        torch.accelerator.set_device_index(start["device"])
     try:
         function, missing = imported(*start["location"]), ""
     except BaseException as error:
@@ -122,8 +135,8 @@ def serve() -> None:
             except Exception as error:
                 said = "".join(traceback.format_exception(error, limit=0))  # by those that it came of as well
                 answer = {"raised": f"{type(error).__name__}: {error}", "said": said}
-        if start["device"] != "cpu" and torch.cuda.memory_reserved() > MOST_KEPT:
-            torch.cuda.empty_cache()
+        if start["device"] != "cpu" and kept(start["device"]) > MOST_KEPT:
+            torch.get_device_module(start["device"]).empty_cache()
         pickle.dump(answer, answers)
         answers.flush()
 

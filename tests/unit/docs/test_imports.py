@@ -14,7 +14,7 @@ DESCRIPTIONS = ("reference.arithmetic", "reference.family", "reference.mask_patt
 
 BELOW_KERNELS = (*DESCRIPTIONS, "kernels.contract")
 BELOW_LAWS = (*BELOW_KERNELS, "reference", "strategies")
-BELOW_RUNNING = (*BELOW_LAWS, "tests.harness")
+BELOW_RUNNING = (*BELOW_LAWS, "tests.harness", "tests.harness.accelerators")
 BELOW_WRITING = (
     "tests.harness.interpreter",
     "tests.harness.interpreter.ttir.ir",
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "kernels.adapters": BELOW_KERNELS,
     "kernels.mutants": (*BELOW_KERNELS, "kernels"),
     "tests.harness": BELOW_LAWS,
+    "tests.harness.accelerators": (),
     "tests.harness.device": BELOW_RUNNING,
     "tests.harness.interpreter": ("tests.harness",),
     "tests.harness.interpreter.ttir.ir": (),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.harness.device.gpus import VISIBLE, entry, gpus, pinned
+from tests.harness.running.child import seen_by_child
 from tests.harness.session.plan import chosen_device
 
 PARTS = "MIG-1c0d,MIG-2e5f"
@@ -72,3 +73,30 @@ def test_workers_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = [SimpleNamespace(**options, workerinput={"workerid": f"gw{i}"}) for i in range(4)]
     devices = [chosen_device(worker) for worker in (SimpleNamespace(**options), *workers)]  # type: ignore[arg-type]
     assert devices == ["cuda:0", "cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_workers_share_the_devices_of_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "4,6")
+    found = SimpleNamespace(type="mine")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for asked in ("auto", "mine"):
+        options = {"getoption": lambda name, asked=asked: asked}
+        workers = [SimpleNamespace(**options, workerinput={"workerid": f"gw{i}"}) for i in range(4)]
+        devices = [chosen_device(worker) for worker in workers]  # type: ignore[arg-type]
+        assert devices == ["mine:0", "mine:1", "mine:2", "mine:0"]
+    assert pinned("mine:1", {VISIBLE: "4,6"}) == {VISIBLE: "4,6"}
+    assert [seen_by_child(x) for x in ("mine:1", "cuda:1", "cpu")] == ["mine:1", "cuda:0", "cpu"]
+
+
+@pytest.mark.parametrize("asked", ["cuda", "xpu", "cuda:0", "mine"])
+def test_a_device_that_this_torch_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = SimpleNamespace(getoption=lambda name: asked)
+    with pytest.raises(pytest.UsageError) as raised:
+        chosen_device(config)  # type: ignore[arg-type]
+    assert (
+        str(raised.value) == f"--device: got {asked}, expected cpu or auto: torch finds no other device here"
+    )

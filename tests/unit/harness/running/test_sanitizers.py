@@ -177,7 +177,8 @@ def test_names_of_sanitizers() -> None:
 
 
 def test_what_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert why_not("memcheck", "cpu") == "sanitizer memcheck: needs a GPU"
+    for device in ("cpu", "xpu:0"):
+        assert why_not("memcheck", device) == "sanitizer memcheck: needs a GPU with CUDA"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_not("memcheck", "cuda:1") == "sanitizer memcheck: there is no compute-sanitizer on PATH"
     assert why_not("triton", "cuda:1") is None

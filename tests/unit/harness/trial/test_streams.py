@@ -1,21 +1,26 @@
 """Calls in other places than on the default stream: what is wrong there is told by what it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import PLAIN_FUNCTION
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.accelerators import lookup
+from tests.harness.accelerators.interface import NoAccelerator
 from tests.harness.law import law_named
-from tests.harness.trial.streams import GRAPH, SIDE, once, other_numbers, placed, write
-from tests.harness.trial.trial import LawBroken, Trial
+from tests.harness.trial.streams import BESIDE, GRAPH, SIDE, once, other_numbers, placed, places, write
+from tests.harness.trial.trial import CannotRun, LawBroken, Trial
 from tests.panel import PANEL
 from tests.properties.test_streams import CLAIMS
 from tests.unit.support import elsewhere
+from tests.unit.support.stand_in import StandIn
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Attention = Callable[..., Tensor]
@@ -121,3 +126,71 @@ def test_a_missing_device_guard_is_told_and_one_that_is_there_holds() -> None:
     for case in CASES:
         assert told(unguarded, case)[0]
         assert told(guarded, case)[0] == ""
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """Yield a stand-in that is taken for the accelerator of tensors on the CPU."""
+    found = StandIn()
+    monkeypatch.setitem(lookup.OWN_INTERFACES, "cpu", found)
+    lookup._of_type.cache_clear()
+    yield found
+    lookup._of_type.cache_clear()
+
+
+def broken_by(function: Callable[..., Any]) -> str:
+    """Return the claim of the law ``streams`` that a function breaks on the CPU, or ""."""
+    kernel = AttentionKernel(name="f", forward=function, capabilities=PLAIN_FUNCTION)
+    try:
+        law_named("streams").check(Trial(kernel, CASES[2], "cpu", SAFETY))
+    except LawBroken as broken:
+        return broken.finding.claim
+    return ""
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:
+    return elsewhere.eager(q, k, v, causal=causal, sm_scale=sm_scale), None
+
+
+def test_all_places_of_an_accelerator_are_asked_for_by_its_interface(stand_in: StandIn) -> None:
+    assert places(stand_in) == (SIDE, BESIDE, GRAPH)
+    assert broken_by(attention) == ""
+    on_side = ["synchronize", "keep_busy 0", "side_stream", "keep_busy 1", "synchronize"]
+    in_graph = [
+        "side_stream",
+        "wait_stream 0",
+        "synchronize",
+        "captured",
+        "replay",
+        "synchronize",
+        "synchronize",
+    ]
+    assert [x for x in stand_in.called if x != "beside"] == [*on_side * 2, *in_graph * 2]
+    assert stand_in.called.count("beside") == 2
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "place"),
+    [
+        (lambda x: x.stream.number == 1 and "captured" not in x.called, SIDE),
+        (lambda x: x.device == 1, BESIDE),
+        (lambda x: x.is_replayed, GRAPH),
+    ],
+)
+def test_what_is_wrong_in_one_place_of_any_accelerator_is_told(
+    stand_in: StandIn, is_wrong: Callable[[StandIn], bool], place: str
+) -> None:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:
+        out, _ = attention(q, k, v, causal=causal, sm_scale=sm_scale)
+        return (out + 1.0 if is_wrong(stand_in) else out), None
+
+    assert place in broken_by(wrong)
+
+
+def test_an_accelerator_without_other_places_is_not_judged(stand_in: StandIn) -> None:
+    assert places(NoAccelerator()) == ()
+    stand_in.__class__ = type(
+        "Bare", (StandIn,), {"has_streams": False, "has_graphs": False, "device_count": int}
+    )
+    with pytest.raises(CannotRun, match="no other stream, device or graph"):
+        broken_by(attention)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from strategies.case import Case
+from tests.harness.accelerators.interface import CaptureRefused
 from tests.harness.device.sync import device_is_full
 from tests.harness.law import law_named
 from tests.harness.trial import trial
-from tests.harness.trial.streams import CaptureRefused
 from tests.harness.trial.trial import CannotRun, LawBroken, Trial
 from tests.unit.support.sound import CLAIMS
 

@@ -123,7 +123,7 @@ def test_a_checkpoint_saves_nothing_of_the_forward() -> None:
 
 def test_errors_on_another_thread_are_raised_on_this_one() -> None:
     with pytest.raises(ZeroDivisionError):
-        on_another_thread(lambda: 1 / 0)
+        on_another_thread(lambda: 1 / 0, torch.device("cpu"))
 
 
 def test_modes_of_a_kernel_with_its_own_backward() -> None:
