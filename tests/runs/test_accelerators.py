@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.harness.files import ROOT
 from tests.unit.support import on_any_device
@@ -18,6 +19,7 @@ from tests.unit.support.private_backend import NAME, build
 COMPILER = shutil.which("c++")
 pytestmark = [
     pytest.mark.nightly,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a torch with CUDA takes that by default"),
     pytest.mark.skipif(COMPILER is None, reason="a private backend of PyTorch is built by a C++ compiler"),
 ]
 Verify = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -56,7 +56,18 @@ class Minimal(Accelerator):
         raise RuntimeError(f"no {dtype} on this device")
 
 
-def test_what_a_type_lacks_is_told_and_not_called() -> None:
+class Lacking:
+    """Takes the place of ``torch.accelerator`` where it has nothing: each function raises an exception."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def lacking(*arguments: Any) -> Any:
+            raise RuntimeError(f"{name} is not implemented")
+
+        return lacking
+
+
+def test_what_a_type_lacks_is_told_and_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "accelerator", Lacking())
     found = Minimal("cpu")
     assert found.left_out() == (
         "calls on a side stream",
