@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from strategies.by_device import ByDevice
+
 SHARERS = "PYTEST_XDIST_WORKER_COUNT"
 """The variable in which pytest-xdist tells each of its workers how many there are."""
 GB = 10**9
-PROCESS_BYTES = {"cpu": 2 * GB, "cuda": 4 * GB}
+PROCESS_BYTES = ByDevice(cpu=2 * GB, accelerator=4 * GB)
 """Memory of a worker of pytest-xdist and the process that calls the kernel, by device type.
 
 On a CPU these held 0.5 and at most 1.3 GB of their own in a minute of every law. CUDA adds its code.
@@ -68,7 +70,8 @@ def processes(
         seconds: the time for starting workers and trying cases.
         age: the seconds that this process took to start, which are more where others have the cores.
     """
-    own = PROCESS_BYTES["cuda" if machine.gpus else "cpu"] + (kernels - 1) * KERNEL_BYTES
+    process = PROCESS_BYTES.accelerator if machine.gpus else PROCESS_BYTES.cpu
+    own = process + (kernels - 1) * KERNEL_BYTES
     memory, on_gpu = machine.memory / machine.sharers, GPU_BYTES + (kernels - 1) * GPU_KERNEL_BYTES
     cores = f"{machine.cores:g} core{'s' * (machine.cores != 1)}"
     bounds = {cores: machine.cores / machine.sharers, _room("memory", memory, own): memory / own}

@@ -54,6 +54,10 @@ class Cuda(Accelerator):
         """Return the number of the current device."""
         return torch.cuda.current_device()
 
+    def total_memory(self, number: int) -> int | None:
+        """Return the bytes of the GPU with a number."""
+        return int(torch.cuda.get_device_properties(number).total_memory)
+
     def set_device(self, number: int) -> None:
         """Make another device the current one."""
         torch.cuda.set_device(number)

@@ -121,6 +121,10 @@ class Accelerator:
         )
         return tell() if tell and self.tells_memory else None
 
+    def total_memory(self, number: int) -> int | None:
+        """Return the bytes of the device with a number, where it is known without using it."""
+        return None
+
     def held(self, kind: str) -> int | None:
         """Return the bytes that are "allocated" for tensors of this process, or "reserved" for them by PyTorch."""
         if not self.tells_held:

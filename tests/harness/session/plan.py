@@ -222,14 +222,14 @@ def _left_out(children: Children, kernel: KernelInfo) -> tuple[str, ...]:
 
 
 def memory_of_gpus(config: pytest.Config) -> tuple[int, ...]:
-    """Return the bytes of each GPU that processes of the run share; none if it runs on the CPU."""
-    if config.getoption("--device") == "cpu" or not torch.cuda.is_available():
+    """Return the bytes of each device that processes of the run share; none on the CPU, or where it is not known."""
+    asked, there = config.getoption("--device"), available()
+    if asked not in ("auto", *there):
         return ()
-    seen = torch.cuda.device_count()
-    return tuple(
-        torch.cuda.get_device_properties(min(number, seen - 1)).total_memory
-        for number in range(gpus(os.environ.get(VISIBLE), seen))
-    )
+    accelerator = accelerator_of(there[0] if asked == "auto" else asked)
+    seen = accelerator.device_count()
+    numbers = range(gpus(os.environ.get(accelerator.visible), seen) if seen else 0)
+    return tuple(filter(None, (accelerator.total_memory(min(number, seen - 1)) for number in numbers)))
 
 
 def asked_for(config: pytest.Config) -> list[str]:

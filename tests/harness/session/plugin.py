@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
             seconds = budget_of(text).drawing(age())
     number, config.stash[PROCESSES] = processes(
         this_machine(gpus),
-        min(len(asked_for(config) or REGISTERED), MOST_ALIVE["cuda" if gpus else "cpu"]),
+        min(len(asked_for(config) or REGISTERED), MOST_ALIVE.accelerator if gpus else MOST_ALIVE.cpu),
         config.getoption("maxprocesses"),
         seconds,
         age(),

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,3 +83,11 @@ def test_a_call_is_captured_and_replayed() -> None:
         found.captured(found.synchronize)
     assert not found.left_out()
     assert torch.rand(2, device="cuda").shape == (2,)
+
+
+def test_the_memory_of_a_gpu_is_known_without_using_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {0: 7, 1: 9}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=sizes[number])
+    )
+    assert [Cuda().total_memory(number) for number in sizes] == [7, 9]
