@@ -296,7 +296,7 @@ class TestChild:
         # A device that never finishes is put in the place of a real one, so that the test needs no GPU.
         program = (
             "import time; from tests.harness.device import sync; "
-            "sync._wait_for_what_is_launched = lambda: time.sleep(60); "
+            "from tests.harness.accelerators.cuda import Cuda; Cuda.wait_for_launched = lambda _: time.sleep(60); "
             "context = sync.watched('cuda', seconds=0.5, look=0.1); context.__enter__(); time.sleep(60)"
         )
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == OVERRAN
@@ -304,7 +304,7 @@ class TestChild:
     def test_a_launcher_that_compiles_long_beside_an_idle_device_goes_on(self) -> None:
         program = (
             "import time; from tests.harness.device import sync; "
-            "sync._wait_for_what_is_launched = lambda: None; "
+            "from tests.harness.accelerators.cuda import Cuda; Cuda.wait_for_launched = lambda _: None; "
             "context = sync.watched('cuda', seconds=0.2, look=0.05); context.__enter__(); time.sleep(1)"
         )
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
