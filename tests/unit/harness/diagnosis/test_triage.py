@@ -105,6 +105,18 @@ class TestDeterminism:
         for told in (restate_by_its_calls(broken, run, CLAIMS), restate_by_basic_law(broken, run, CLAIMS)):
             assert told.law == ("forward" if is_of_batch else "determinism")
 
+    def test_they_follow_from_the_lse_of_the_element_alone_too(self) -> None:
+        """A call for one sequence has as many rows and keys, and layouts of its own."""
+        alone: dict[str, Any] = {"batch": 1, "dout_layout": "contiguous"}
+        finding = replace(wrong("dv"), other_expression="dv[-1:]")
+        broken = replace(self.BROKEN, finding=finding, ignored=frozenset({"lse"}), sizes=(alone,))
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return wrong("lse") if law == "forward" and case.batch == 1 and "lse" not in ignored else None
+
+        told = restate_by_basic_law(broken, run, CLAIMS)
+        assert (told.law, told.case, told.finding) == ("forward", replace(CASE, **alone), wrong("lse"))
+
     @pytest.mark.parametrize(
         ("known", "law"), [((), "backward"), ((bug(wrong("dq"), CAUSAL),), "determinism")]
     )
