@@ -38,7 +38,7 @@ class ImpreciseCall:
         Gradients follow from a wrong out. But a bug without conditions makes out wrong in every case, so that no run
         shows whether gradients are less precise for another reason; it does not explain them.
         """
-        spoiled = bug.may_spoil if bug.needs else bug.tensors
+        spoiled = bug.may_spoil if bug.needs else bug.may_make_wrong
         return self.tensor in spoiled and bug.is_met(self.case)
 
 

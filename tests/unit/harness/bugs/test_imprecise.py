@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from reference.family import implied
-from tests.harness.bugs.bug import Condition
+from tests.harness.bugs.bug import Condition, Severity
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.unit.support.bugs import CASE, CAUSAL, bug
 
@@ -71,6 +71,12 @@ class TestLessPrecise:
         all_calls.add(self.call("tf32=true", dtype="float32"))
         assert all_calls.may_be_meant
         assert sentence(all_calls, ["float16"]).endswith("; no one claim explains those of all dtypes")
+
+    def test_a_bug_of_which_no_more_is_known_explains_what_is_wrong_in_its_case(self) -> None:
+        """No ordinary case was tried of it: it may make each tensor less precise that is wrong in its own case."""
+        hurried = replace(bug(CASE, ("dq", "lse")), tensors=("lse",))
+        assert self.call("k_prescaled=true").is_of(hurried)
+        assert not self.call("k_prescaled=true").is_of(replace(hurried, severity=Severity(8, 20)))
 
     def test_calls_of_one_dtype_that_no_design_explains_together_are_wrong(self) -> None:
         all_calls = Imprecise()
