@@ -257,6 +257,13 @@ class TestComplaint:
         assert self.told() is None
         assert self.told(forward=Tally(known=7)) is None
 
+    def test_few_cases_of_a_law_that_are_refused_say_nothing_of_it(self) -> None:
+        """A law may have time for an example or two, which are just what the kernel refuses now and then."""
+        answered = tally(self.PLAIN, answered=9)
+        assert self.told(forward=answered, composition=tally(self.PLAIN, refused=4)) is None
+        told = self.told(forward=answered, composition=tally(self.PLAIN, refused=5)) or ""
+        assert told.startswith("f: refused 5 of 5 cases that it claims under composition")
+
     def test_a_kernel_that_refuses_everything(self) -> None:
         refusing = tally(self.PLAIN, refused=2, reason="not\ntoday")
         assert self.told(forward=refusing, memory=refusing) == (

@@ -14,6 +14,9 @@ from tests.harness.running.tally import Tally
 MOST_REFUSED = 0.9
 """A kernel that may refuse cases still fails if it refuses more than this share of those of one law and dtype."""
 
+LEAST_REFUSED = 5
+"""Fewer cases that are refused say nothing of a law: a kernel that answers half of what it claims refuses as many."""
+
 MOST_ASKED = 300
 """About this many cases are tried to find the claims that would exclude them."""
 
@@ -88,12 +91,12 @@ NO_ADVICE = Advice()
 
 
 def is_mostly_refused(tally: Tally) -> bool:
-    """Whether the kernel refused more than ``MOST_REFUSED`` of the cases that it was asked to run.
+    """Whether the kernel refused more than ``MOST_REFUSED`` of the cases that it was asked to run, and some of them.
 
     If it answers some cases, only those count that were drawn from all its claims, not from what it seems to answer.
     """
     if not tally.examples:
-        return tally.refusals > 0
+        return tally.refusals >= LEAST_REFUSED
     refused, asked = _of_all_claimed(tally)
     return refused > MOST_REFUSED * asked
 
@@ -113,7 +116,7 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_AD
 
     1. None of the kernel's cases could be run here.
     2. None of its cases came to its end in time.
-    3. It refuses all cases, or nearly all cases of some law and dtype.
+    3. It refuses all cases, however few, or nearly all cases of some law and dtype.
 
     ``advice`` are claims that were tried; without them the line says what refused cases have in common.
     """
@@ -125,7 +128,7 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_AD
     if total.cut_off and not total.examples + total.refusals:
         return f"{kernel}: none of its cases came to its end in time: it took {total.slowest:.0f} s and was cut off"
     refusing = {item: tally for item, tally in tallies.items() if is_mostly_refused(tally)}
-    if not refusing:
+    if not refusing and (total.examples or not total.refusals):
         return None
     some = merged(refusing.values())
     told = _advised(advice) or "; ".join(filter(None, (_in_common(tallies, advice), CLAIM_LESS)))
