@@ -11,9 +11,9 @@ import torch
 from tests.harness.accelerators.cuda import Cuda
 from tests.harness.accelerators.interface import Accelerator, NoAccelerator
 
-OF_CUDA = Cuda()
-OWN_INTERFACES: dict[str, Accelerator] = {"cpu": NoAccelerator(), OF_CUDA.type: OF_CUDA}
-"""By type, the devices that are not reached by ``torch.accelerator``."""
+OF_CUDA, OF_CPU = Cuda(), NoAccelerator()
+OWN_INTERFACES: dict[str, Accelerator] = {"cpu": OF_CPU, "none": OF_CPU, OF_CUDA.type: OF_CUDA}
+"""By type, the devices that are not reached by ``torch.accelerator``; a process that calls no kernel has "none"."""
 
 
 def accelerator_of(device: str | torch.device) -> Accelerator:
