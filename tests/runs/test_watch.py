@@ -148,4 +148,4 @@ def test_on_a_cpu_it_is_told_and_no_failure(tmp_path: Path) -> None:
     arguments = ["--kernel", f"{TOYS}:sound", "-k", "forward and float32", "--examples", "3"]
     run = pytest_run(tmp_path, *arguments, "--sanitize", "memcheck,triton")
     assert "not run: sanitizer memcheck: needs a GPU" in run.stdout
-    assert "sanitizer triton: needs a GPU" in summary_in(tmp_path)["not_run"]
+    assert "sanitizer triton: needs a GPU with CUDA" in summary_in(tmp_path)["not_run"]
