@@ -386,6 +386,8 @@ def other_padding_mask(which: str) -> Change:
 
     def call(g: Given) -> Given:
         mask = g["key_padding_mask"]
+        if mask is None:
+            raise LookupError("another alternative leaves the mask out")
         return {**g, "key_padding_mask": ~mask if "hidden" in which else mask[:1].expand_as(mask)}
 
     return Change(call=call)

@@ -221,3 +221,17 @@ def test_what_large_scores_show_is_explained(name: str, values_of: dict[str, flo
     assert not call.unexplained((told,), ("out", "lse"))
     assert not call.missed((told,), ("out", "lse"))
     assert call.unexplained((), ("out", "lse")) == {"out", "lse"}
+
+
+def test_a_mask_that_is_left_out_is_no_other_one() -> None:
+    trial = trial_of(replace(CASES[1], key_padding="scattered"))
+    given = given_of(trial.problem, Outputs(out=trial.problem.q, lse=None), trial.alignment)
+    told = [
+        named([name, ["out"], values_of])
+        for name, values_of in (
+            ("no_padding_mask", {}),
+            ("other_padding_mask", {"which": "says which keys are hidden"}),
+        )
+    ]
+    with pytest.raises(LookupError, match="leaves the mask out"):
+        list(views(given, told, ("out",)))
