@@ -355,8 +355,8 @@ class TestWheel:
         options = [
             "--device",
             "cpu",
-            "--budget",
-            "12s",
+            "--examples",
+            "20",
             "-k",
             "forward and float32",
             "--json",
