@@ -43,6 +43,8 @@ from tests.harness.bugs.failure import Failure
 from tests.harness.diagnosis.confirmation import SEEDS, claimed_and
 from tests.harness.verdict import Finding
 
+MOST_ROWS = 2**15
+"""The longest sequence that is tried in place of many heads: a call with a longer one may take many seconds."""
 OF_ROWS = ("out", "lse", "dq")
 """Tensors that have elements for each row of queries."""
 
@@ -221,7 +223,7 @@ def generalise_to_work(
     for name, work in WORK.items():
         of_work = [x for x in needs if x.name in (*feature(name).made_of, HEADS, SLICES)]
         count = work.count(case)
-        if work.length != length or not of_work or count < 2:
+        if work.length != length or not of_work or not 1 < count <= MOST_ROWS // work.rows:
             continue
         failing, holding = _counts(work, case, count, lambda x: _fails_with_some_seed(x, fails, capabilities))
         if count in failing and not failing & holding and count - 1 in holding:

@@ -177,6 +177,15 @@ def test_heads_or_a_length_by_themselves_are_no_need_of_tiles(
     assert generalise_to_work([CAUSAL, need], bug(case, ("out",)).failure, shows, CLAIMS) == [CAUSAL, need]
 
 
+def test_no_endless_sequence_is_tried_in_place_of_very_many_heads() -> None:
+    def shows(case: Case) -> bool:
+        assert max(case.seqlen_q, case.seqlen_k) <= 2**15
+        return case.heads_q > 2**16
+
+    case, need = replace(CASE, group=1, heads_kv=2**16 + 1), Condition("heads_kv", (2**16 + 1,), (2**16,))
+    assert generalise_to_work([need], bug(case, ("out",)).failure, shows, CLAIMS) == [need]
+
+
 def test_what_many_tiles_need_besides_is_told() -> None:
     case, need = FOUR_TILES
     needs = generalise_to_work(
