@@ -20,6 +20,7 @@ from tests.harness.law import law_named
 from tests.harness.report.screen import repeats
 from tests.harness.run import Run
 from tests.harness.running.child import Child, ChildDied, DeviceLost, OutOfTime
+from tests.harness.running.refusals import LEAST_REFUSED
 from tests.harness.running.runs import HANG_SECONDS
 from tests.harness.session.subject import Subject
 from tests.harness.symptoms import FEWEST_KEYS
@@ -316,7 +317,8 @@ class TestSubject:
 
     def test_refusing_everything_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_all")
-        for seed in range(3):
+        for seed in range(LEAST_REFUSED):
+            assert subject.complaint() == ""
             subject.check(law_named("forward"), Case(seed=seed))
         assert subject.complaint() == "toys.refusing_all refused nearly all cases"
 
