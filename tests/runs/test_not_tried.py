@@ -82,6 +82,8 @@ def test_cases_that_were_refused_or_known_to_fail_are_no_silence() -> None:
     results = tried(("exact", "float16"), ("exact", "float32"))
     results.add(item("k.f", "forward", "float16", refusals=4))
     results.add(item("k.f", "forward", "float32", known=4))
+    assert results.untried() == {"k.f": "forward (float16)"}  # so few say nothing
+    results.add(item("k.f", "forward", "float16", refusals=1))
     assert results.untried() == {}
 
 
