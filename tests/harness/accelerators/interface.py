@@ -116,9 +116,7 @@ class Accelerator:
 
     def memory(self) -> tuple[int, int] | None:
         """Return the free bytes of the current device, and all that it has."""
-        tell = getattr(torch.accelerator, "get_memory_info", None) or getattr(
-            self.module, "mem_get_info", None
-        )
+        tell = self._memory_info
         return tell() if tell and self.tells_memory else None
 
     def total_memory(self, number: int) -> int | None:
@@ -173,10 +171,7 @@ class Accelerator:
     @cached_property
     def tells_memory(self) -> bool:
         """Whether it is known how much memory is free."""
-        tell = getattr(torch.accelerator, "get_memory_info", None) or getattr(
-            self.module, "mem_get_info", None
-        )
-        return tell is not None and _works(tell)
+        return self._memory_info is not None and _works(self._memory_info)
 
     @cached_property
     def tells_held(self) -> bool:
@@ -198,6 +193,13 @@ class Accelerator:
             "an early end of kernels that hang while they are launched": self.has_events,
         }
         return tuple(what for what, is_there in needs.items() if not is_there)
+
+    @property
+    def _memory_info(self) -> Callable[[], tuple[int, int]] | None:
+        """What tells the memory of the current device, which an older torch has in the module of the type alone."""
+        return getattr(torch.accelerator, "get_memory_info", None) or getattr(
+            self.module, "mem_get_info", None
+        )
 
     def _sum(self, dtype: torch.dtype) -> float:
         """Return the sum of a product that the current device computes."""

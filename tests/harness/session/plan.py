@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.lengths import shortest_lengths
+from tests.harness.accelerators.interface import Accelerator
 from tests.harness.accelerators.lookup import accelerator_of, available
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.device.gpus import gpus
@@ -208,10 +209,14 @@ def chosen_device(config: pytest.Config) -> str:
     chosen = there[0] if asked == "auto" else asked
     if chosen == "cpu":
         return chosen
-    accelerator = accelerator_of(chosen)
-    visible = os.environ.get(accelerator.visible) if accelerator.visible else None
     number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
-    return f"{chosen}:{number % gpus(visible, accelerator.device_count())}"
+    return f"{chosen}:{number % _shared(accelerator_of(chosen))}"
+
+
+def _shared(accelerator: Accelerator) -> int:
+    """Return how many devices of a type processes can have one each of; 0 if there are none."""
+    seen = accelerator.device_count()
+    return gpus(os.environ.get(accelerator.visible), seen) if seen else 0
 
 
 def _left_out(children: Children, kernel: KernelInfo) -> tuple[str, ...]:
@@ -227,9 +232,9 @@ def memory_of_gpus(config: pytest.Config) -> tuple[int, ...]:
     if asked not in ("auto", *there):
         return ()
     accelerator = accelerator_of(there[0] if asked == "auto" else asked)
-    seen = accelerator.device_count()
-    numbers = range(gpus(os.environ.get(accelerator.visible), seen) if seen else 0)
-    return tuple(filter(None, (accelerator.total_memory(min(number, seen - 1)) for number in numbers)))
+    last = accelerator.device_count() - 1
+    sizes = (accelerator.total_memory(min(number, last)) for number in range(_shared(accelerator)))
+    return tuple(filter(None, sizes))
 
 
 def asked_for(config: pytest.Config) -> list[str]:
