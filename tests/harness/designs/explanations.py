@@ -13,6 +13,7 @@ from itertools import islice
 from reference.family import PAIRS, Family, implied, in_pairs, less_precise, widest
 from tests.harness.designs.ordinary import Ordinary, asked_whether, left_by, ordinary_call
 from tests.harness.designs.rivals import likeliest
+from tests.harness.designs.same_case import left_with_ordinary_numbers
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
 from tests.harness.symptoms import FEWEST_KEYS
@@ -50,6 +51,8 @@ def with_explanations(
     if left is None:
         if left_by(asked_whether(trial, trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
+        if is_wrong_with_ordinary_numbers(trial, law, wrong):
+            return finding
         ordinary = ordinary_call(trial, wrong)
         if ordinary is None or not ordinary.multiples:
             found = explanations(trial, law, ordinary)
@@ -93,6 +96,20 @@ def is_plainly_wrong(finding: Finding, trial: Trial) -> bool:
     if not (normal and does_not_cancel and long and of_whole and compared_with_truth and usual):
         return False
     return float(finding.relative or 0.0) > LARGEST_ERROR * max(1.0, scores)
+
+
+def is_wrong_with_ordinary_numbers(trial: Trial, law: Callable[[Trial], None], wrong: set[str]) -> bool:
+    """Whether one of the wrong tensors is too far off for any design once the numbers of the case are ordinary."""
+    usual = left_with_ordinary_numbers(trial, law)
+    if usual is None:
+        return False
+    made, found = usual
+    if wrong.isdisjoint({found.tensor, *found.tensors}):
+        return False
+    if is_plainly_wrong(found, made):
+        return True
+    left = left_by(made.replayed(widened(made.family)), law)
+    return left is not None and not wrong.isdisjoint({left.tensor, *left.tensors})
 
 
 def most_explained(finding: Finding, trial: Trial, law: Callable[[Trial], None]) -> set[str]:
