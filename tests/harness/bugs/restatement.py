@@ -112,12 +112,15 @@ def _cases(broken: FailingExample, capabilities: Capabilities) -> Iterator[Case]
     """Yield the cases on which basic laws may show the failure of a law that compares calls.
 
     1. The case without NaN and infinity.
-    2. The case with normal numbers, if the law makes scores large in every case.
+    2. The case with normal numbers, if the law sets its own numbers: it may have found in the mean of all elements
+        what single ones show. If it makes scores large in every case, the simplest case of its lengths as well.
     3. For each size of call that differs from the case: a case of that size, and the same with normal numbers, since
        without its set entries a case may have no number but 0.
     """
     changed = [with_value(broken.case, NAN, False)]
-    changed += [with_no_more_than(SIMPLEST, broken.case)] if "scores" in law_named(broken.law).sets else []
+    sets = law_named(broken.law).sets
+    changed += [with_normal_numbers(broken.case)] if "numbers" in sets else []
+    changed += [with_no_more_than(SIMPLEST, broken.case)] if "scores" in sets else []
     of_sizes = [replace(broken.case, **size, spikes=()) for size in broken.sizes]
     changed += [case for sized in of_sizes for case in dict.fromkeys((sized, with_normal_numbers(sized)))]
     for case in changed:

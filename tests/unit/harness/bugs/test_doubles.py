@@ -252,6 +252,17 @@ class TestCallsInOtherLayouts:
             broken = FailingExample("special", self.CASE, failed, sizes=({"v_layout": v_layout},))
             assert restate_by_basic_law(broken, run, CLAIMS).law == law
 
+    @pytest.mark.parametrize(("in_elements", "law"), [(True, "backward"), (False, "unbiased")])
+    def test_a_mean_is_told_by_its_elements_if_these_are_wrong(self, *, in_elements: bool, law: str) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            is_shown = law == "backward" and case.q_values == "normal" and in_elements
+            return wrong("dk") if is_shown else None
+
+        failed = wrong("dq")
+        assert failed is not None
+        broken = FailingExample("unbiased", replace(self.CASE, q_values="zeros"), failed)
+        assert restate_by_basic_law(broken, run, CLAIMS).law == law
+
 
 class TestLargeScales:
     """A tail is not masked. At a large sm_scale one key has all weight, so that out is right by chance."""
