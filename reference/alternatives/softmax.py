@@ -121,23 +121,26 @@ OVERFLOWS_FLOAT16 = 8.0
 def _out_of_range(exponents: Callable[[Exact, Given], Tensor]) -> Change:
     """Return the change that the largest weight of a row is the exponential of these (B, heads_kv, R), not of 0.
 
-    The softmax is the same but where these leave the range of float32: lse is infinite there, and out is not known.
+    The softmax is the same but where these leave the range of float32: lse is infinite there, and neither out is known
+    nor any gradient to which the row adds.
     """
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        x = unfold(exponents(e, g).masked_fill(e.empty, 0.0), g["q"].shape[1])
+        x = unfold(exponents(e, g), g["q"].shape[1])
         of_weights = OVERFLOWS_FLOAT16 if g["q"].dtype == torch.float16 else OVERFLOWS[0]
+        is_unknown = (x > of_weights) | (x < max(IS_0[1], -of_weights))
+        of_keys = is_unknown.any(-1).unflatten(1, (g["k"].shape[1], -1)).any(2)
         at_border = ((x > OVERFLOWS[0]) & (x < OVERFLOWS[1])) | ((x > IS_0[0]) & (x < IS_0[1]))
 
         def lse(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
             value = value.masked_fill(x >= OVERFLOWS[1], math.inf).masked_fill(x <= IS_0[0], -math.inf)
             return value, bound.masked_fill(at_border, math.inf)
 
-        def out(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-            is_unknown = (x > of_weights) | (x < max(IS_0[1], -of_weights))
-            return value, bound.masked_fill(is_unknown[..., None], math.inf)
+        def unknown(at: Tensor) -> Moved:
+            return lambda value, bound: (value.masked_fill(at, 0.0), bound.masked_fill(at, math.inf))
 
-        return {"out": out, "lse": lse}
+        of_rows, of_heads = unknown(is_unknown[..., None]), unknown(of_keys[..., None, None])
+        return {"out": of_rows, "lse": lse, "dq": of_rows, "dk": of_heads, "dv": of_heads}
 
     return Change(results=results)
 
@@ -161,7 +164,8 @@ def maximum_of_tile(rows: int) -> Change:
         top = e.row_max.masked_fill(e.empty, -math.inf)
         count = top.shape[-1]
         tiles = torch.nn.functional.pad(top, (0, -count % rows), value=-math.inf).unflatten(-1, (-1, rows))
-        return top - tiles.amax(-1).repeat_interleave(rows, -1)[..., :count]
+        below = top - tiles.amax(-1).repeat_interleave(rows, -1)[..., :count]
+        return below.masked_fill(e.empty, 0.0)
 
     return _out_of_range(exponents)
 

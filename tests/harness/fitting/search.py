@@ -356,13 +356,14 @@ class Search:
         """Return which of the tensors, and of further ones ``beside`` them, the alternatives explain in all calls.
 
         None are returned if none of ``names`` is explained. The failing calls come first. ``base`` has further
-        alternatives that concern all of the tensors.
+        alternatives that concern all of the tensors: other tensors have shown these, so that a single call that agrees
+        with them is enough.
         """
         left = {*names, *beside}
         failing = self._failing(names)
         others = [call for call in self.calls if call not in failing]
         steps = Known.missed, partial(Known.unexplained, surely=False), Known.unexplained
-        wrong = {x for x in names if self._is_known((*base, *told), x)}
+        wrong = {x for x in names if not told or self._is_known((*base, *told), x)}
         for call in failing if wrong else ():  # most are refuted so, without a look at the tensors beside
             there = wrong & call.outputs.named().keys()
             wrong -= call.missed(of_tensors((*base, *told), there), there) if there else set()
@@ -393,7 +394,7 @@ class Search:
         Of several alternatives, each has to change a call. That one is in calls of a kind alone has to be shown by
         several of them, and by several others.
         """
-        if not self._is_known((*base, *told), name):
+        if told and not self._is_known((*base, *told), name):
             return False
         there = [call for call in self.calls if name in call.outputs.named()]
         for at, each in enumerate(told):

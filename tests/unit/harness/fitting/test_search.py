@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case
+from strategies.case import Case, Spike
+from strategies.features import SCORES
 from tests.harness.certificates.probes import probes
 from tests.harness.fitting.known import known_call
 from tests.harness.fitting.search import Certificate, search
@@ -17,6 +20,35 @@ from tests.unit.support import instead
 SECONDS = 60.0
 """Far more than a search takes, so that a slow machine changes nothing."""
 FAILING = Case(batch=2, heads_kv=2, group=2, seqlen_q=40, seqlen_k=70, head_dim=32, causal=True, sm_scale=0.3)
+OVERFLOWING = Case(
+    group=16,
+    seqlen_q=78,
+    seqlen_k=80,
+    head_dim=32,
+    causal=True,
+    sm_scale=0.5,
+    q_values="integers",
+    dout_values="dominant",
+    seed=6945210,
+    spikes=(
+        Spike(tensor="k", index=(1192, 3814, 2956, 19537), value=-100.0),
+        Spike(tensor="q", index=(3235, 573, 821, 202), value=10.0),
+    ),
+)
+"""A case whose scores are so large that their exponentials overflow."""
+
+
+def not_subtracted(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Exponentiates scores without their maximum, and leaves all gradients to autograd."""
+    heads, rows, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    kk, vv = (x.float().repeat_interleave(heads, 1) for x in (k, v))
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows if causal else keys)
+    p = (q.float() @ kk.mT * sm_scale).masked_fill(~seen, -torch.inf).exp()
+    total = p.sum(-1, keepdim=True).masked_fill(~seen.any(-1, keepdim=True), 1.0)
+    lse = total.log().masked_fill(~seen.any(-1, keepdim=True), -torch.inf)[..., 0].detach()
+    return ((p / total) @ vv).to(q.dtype), lse
 
 
 def certificate(name: str, dtype: str = "float32") -> Certificate | None:
@@ -38,6 +70,16 @@ def test_one_wrong_line_is_told_by_what_it_computes(name: str) -> None:
     assert found is not None
     assert not found.unexplained
     assert tuple(x.words for x in found.alternatives) == instead.INSTEAD[name]
+
+
+def test_a_gradient_that_follows_from_what_is_told_needs_no_calls_of_its_own() -> None:
+    """Of most calls no gradient is judged, as out or lse is not finite; the few that are wrong agree."""
+    kernel = load(f"{__file__}:not_subtracted")
+    cases = [OVERFLOWING, *probes(OVERFLOWING, kernel.capabilities, {SCORES})]
+    found = search(cases, lambda case: Trial(kernel, case, "cpu", SAFETY), SECONDS)
+    assert found is not None
+    assert found.words == ["no maximum is subtracted from scores before their exponential"]
+    assert not found.unexplained
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
