@@ -14,6 +14,7 @@ from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case, Spike
 from strategies.features import (
     LENGTHS,
+    NAN,
     SCORES,
     UNEQUAL,
     VALUES_OF,
@@ -23,7 +24,7 @@ from strategies.features import (
     with_no_more_than,
 )
 from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs, is_of_other_scores
-from tests.harness.bugs.bug import ENOUGH, Bug, Condition, Occurrences, with_tensors
+from tests.harness.bugs.bug import COUNTS, ENOUGH, Bug, Condition, Occurrences, with_tensors
 from tests.harness.bugs.counterfactuals import counterfactuals, is_needed, may_be_present
 from tests.harness.bugs.dense import are_apart, show_at_same_lengths, symptoms_on_dense_case
 from tests.harness.bugs.restatement import restate_by_basic_law
@@ -223,16 +224,18 @@ def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others:
         are claimed to have the same ones.
     5. Duplicates: for both the same length matters by no tile size, as in a failure at 5, 9 and 12 keys but not at 6,
        or beyond 1,024 keys.
-    6. Distinct: kinds or tensors differ, or different tensors are wrong with normal numbers in more rows.
-    7. Distinct: A hides the NaN of an input, and B needs certain finite numbers and hides none.
-    8. Duplicates: A was found in tensors that were judged without those of B, and B makes them wrong too.
-    9. Distinct: the tensors differ, and both need lengths or numbers alone.
-    10. Duplicates: their records are alike (``Bug.is_like``), or both show at the same lengths.
-    11. Distinct: each has scores that can't show the other.
-    12. Duplicates: A needs no more than the large scores that its law sets, and B needs large scores.
-    13. Duplicates: A needs nothing but its dtype, and the smallest case of B shows it.
-    14. Distinct: the process ends, since each further run would end it again.
-    15. Duplicates: what fixes the smallest case of A fixes that of B, and the other way round. One way is enough if B
+    6. Duplicates: A shows by NaN or infinity alone, B with finite numbers, and both need the same of several sequences
+        or heads: what is not finite shows at any length from which of them numbers are taken.
+    7. Distinct: kinds or tensors differ, or different tensors are wrong with normal numbers in more rows.
+    8. Distinct: A hides the NaN of an input, and B needs certain finite numbers and hides none.
+    9. Duplicates: A was found in tensors that were judged without those of B, and B makes them wrong too.
+    10. Distinct: the tensors differ, and both need lengths or numbers alone.
+    11. Duplicates: their records are alike (``Bug.is_like``), or both show at the same lengths.
+    12. Distinct: each has scores that can't show the other.
+    13. Duplicates: A needs no more than the large scores that its law sets, and B needs large scores.
+    14. Duplicates: A needs nothing but its dtype, and the smallest case of B shows it.
+    15. Distinct: the process ends, since each further run would end it again.
+    16. Duplicates: what fixes the smallest case of A fixes that of B, and the other way round. One way is enough if B
         needs lengths alone and A shows from the same lengths on. A change that brings in a third bug counts for
         nothing.
     """
@@ -256,6 +259,8 @@ def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others:
         return "numbers decide where these rounding errors show"
     if known.is_kin(bug) and not _needs_of_no_rule(known).isdisjoint(_needs_of_no_rule(bug)):
         return "the same length decides, by no size of a tile"
+    if known.is_kin(bug) and any(_follows_by_nan(one, other) for one, other in both):
+        return "NaN and infinity go where the other takes its numbers from"
     if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
         return ""
     if any(_hides_nan_by_itself(one, other, run, capabilities) for one, other in both):
@@ -282,6 +287,23 @@ def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others:
     if any(_begins_like(one, other) and cured(one, other) for one, other in both):
         return "what fixes one fixes the other, and both show from the same lengths on"
     return "what fixes one fixes the other" if all(cured(one, other) for one, other in both) else ""
+
+
+def _follows_by_nan(one: Bug, other: Bug) -> bool:
+    """Whether ``one`` shows by NaN or infinity in an input alone, and ``other`` takes its numbers from the same place.
+
+    It does to judge by the conditions of both: beside lengths and numbers they are on several sequences or heads alone,
+    and are the same. Example: an element of a batch gets the weights of another one, which differ from its own with
+    long sequences alone, or where they are NaN.
+    """
+    of_place = [
+        {need.name for need in bug.needs if need.is_telling and need.name not in (SCORES, NAN)}
+        for bug in (one, other)
+    ]
+    is_by_nan = [bool(value_of(bug.failure.case, NAN)) for bug in (one, other)]
+    is_hidden = one.failure.finding.of_nan == ("lost",)
+    own, others = of_place
+    return is_by_nan == [True, False] and set() < own == others <= {*COUNTS} and not is_hidden
 
 
 def _is_kept_by(one: Bug, other: Bug, run: Try) -> bool:

@@ -264,6 +264,34 @@ class TestCallsInOtherLayouts:
         assert restate_by_basic_law(broken, run, CLAIMS).law == law
 
 
+class TestAnotherSequence:
+    """A sequence gets the weights of another one, which differ where there are many keys, or where they are NaN."""
+
+    SEVERAL = Condition("batch", (2,), (1,))
+    LARGE = Condition(SCORES, ("other",), ("ordinary",))
+    LONG = bug(Case(batch=2, seqlen_k=17), ("out",), Condition("seqlen_k", (17,), (16,)), SEVERAL)
+    OF_NAN = Case(batch=2, spikes=(Spike(tensor="q", index=(0, 0, 0, 14), value="nan"),))
+
+    @staticmethod
+    def holds(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return None
+
+    def test_what_nan_shows_at_any_length_is_the_bug_of_long_sequences(self) -> None:
+        by_nan = bug(self.OF_NAN, ("out",), self.SEVERAL, self.LARGE, law="special")
+        assert why_same(self.LONG, by_nan, self.holds, CLAIMS)
+        assert why_same(by_nan, self.LONG, self.holds, CLAIMS)
+
+    @pytest.mark.parametrize("need", [CAUSAL, Condition("group", (2,), (1,))])
+    def test_nan_that_shows_elsewhere_is_another_bug(self, need: Condition) -> None:
+        by_nan = bug(replace(self.OF_NAN, causal=True, group=2), ("out",), need, self.LARGE, law="special")
+        assert not why_same(self.LONG, by_nan, self.holds, CLAIMS)
+
+    def test_a_mask_may_be_wrong_and_let_nan_through(self) -> None:
+        of_mask = bug(Case(causal=True), ("out",), CAUSAL)
+        by_nan = bug(replace(self.OF_NAN, causal=True), ("out",), CAUSAL, self.LARGE, law="special")
+        assert not why_same(of_mask, by_nan, self.holds, CLAIMS)
+
+
 class TestLargeScales:
     """A tail is not masked. At a large sm_scale one key has all weight, so that out is right by chance."""
 
