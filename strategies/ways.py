@@ -23,6 +23,7 @@ class Way:
         option: the field of a case that has to say something for this way, such as ``bias``; "" for none.
         layouts: the layouts of which one has to be claimed, as tensors that autograd or PyTorch makes have it; none if
             any will do.
+        scales: whether a call is made with another sm_scale too, so that any has to be claimed.
         calls_again: whether a forward or a backward of the kernel is called more than once.
         may_be_refused: whether an error is a refusal of this way. If not, it is one of a call that is claimed.
     """
@@ -34,6 +35,7 @@ class Way:
     needs: str = ""
     option: str = ""
     layouts: tuple[str, ...] = ()
+    scales: bool = False
     calls_again: bool = False
     may_be_refused: bool = True
 
@@ -60,6 +62,12 @@ WAYS: Mapping[str, Way] = {
         may_be_refused=False,
     ),
     "two_forwards": Way(told="another forward before the backward", calls_again=True, may_be_refused=False),
+    "other_scale": Way(
+        told="a forward with another sm_scale before the backward",
+        scales=True,
+        calls_again=True,
+        may_be_refused=False,
+    ),
     "second_backward": Way(told="a second backward of one forward", calls_again=True),
     "dout_of_sum": Way(told="the dout of out.sum(), whose strides are 0"),
     "dout_transposed": Way(told="a dout that is transposed"),
@@ -88,6 +96,7 @@ def _is_asked(way: Way, claims: Capabilities) -> bool:
         (not way.by_autograd or (claims.by_autograd and bool(claims.backward)))
         and (not way.needs or bool(getattr(claims, way.needs)))
         and (not way.option or bool(getattr(claims, way.option)))
+        and (not way.scales or claims.sm_scale in ("any", "positive"))
         and (not way.layouts or not {*way.layouts}.isdisjoint(claims.layouts))
     )
 

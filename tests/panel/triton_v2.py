@@ -146,7 +146,8 @@ def _gradients_of_keys(
 def launch_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk and dv, contiguous."""
+    """Return dq, dk and dv, contiguous. A dout of autograd may have any strides."""
+    dout = dout.contiguous()
     batch, heads, seqlen_q, head_dim = q.shape
     heads_kv, seqlen_k = k.shape[1], k.shape[2]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))

@@ -47,6 +47,8 @@ def by_autograd(
             return returned
         if way == "two_forwards":
             _forth(way, forward, other_numbers(inputs))
+        if way == "other_scale":
+            _forth(way, forward, {**inputs, "sm_scale": inputs["sm_scale"] / 2.0})
         if way == "out_overwritten":
             out.add_(1.0)
         ends, gradients = [out], [dout]

@@ -213,6 +213,18 @@ class _LastContext(Attention):
         return last
 
 
+class _ScaleOfLast(Attention):
+    """The scale is kept by the function and not by the call, so that a backward has that of the last forward."""
+
+    def there(self, ctx: Any, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        self.kept["scale"] = ctx.options[1]
+        return super().there(ctx, tensors)
+
+    def back(self, ctx: Any, *arguments: Any) -> list[Tensor | None]:
+        ctx.options = ctx.options[0], self.kept["scale"]
+        return super().back(ctx, *arguments)
+
+
 class _Accumulates(Attention):
     """dq is added by atomics to a buffer that the forward has cleared: a second backward adds to the first."""
 
@@ -470,9 +482,10 @@ attention, one_backward, of_inference, copies_dout = (
 )
 dq_of_k, asks_q, needs_of_next, bias_of_q = _DqOfK(), _AsksQ(), _NeedsOfNext(), _BiasOfQ()
 sinks_by_out, sinks_left_out, no_gradient_of_lse = _SinksByOut(), _SinksLeftOut(), _NoGradientOfLse()
-one_workspace, last_context, accumulates, out_on_context = (
+one_workspace, last_context, scale_of_last, accumulates, out_on_context = (
     _OneWorkspace(),
     _LastContext(),
+    _ScaleOfLast(),
     _Accumulates(),
     _OutOnContext(),
 )
@@ -505,6 +518,7 @@ WRONG: Mapping[str, Wrong] = {
     "sinks_left_out": Wrong("sinks_alone", WITH_SINKS, "https://github.com/pytorch/pytorch/pull/188302"),
     "one_workspace": Wrong("two_forwards", (), "https://github.com/flashinfer-ai/flashinfer/pull/4481"),
     "last_context": Wrong("two_forwards"),
+    "scale_of_last": Wrong("other_scale"),
     "accumulates": Wrong("second_backward"),
     "strides_of_out": Wrong("dout_of_sum", (), "https://github.com/ROCm/aotriton/issues/236"),
     "taken_for_rows_last": Wrong(

@@ -21,6 +21,9 @@ from tests.unit.support.called import eager
 GRADIENTS = ("dq", "dk", "dv")
 
 
+SCALE = {"sm_scale": 0.3}
+
+
 def problem() -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(3)
     return {
@@ -39,7 +42,7 @@ def test_every_way_has_the_results_of_a_plain_call(way: str) -> None:
     wanted = GRADIENTS if way == "none" or WAYS[way].has_gradients else ()
     before = {name: x.clone() for name, x in given.items()}
     plain = by_autograd("none", attention, given, dout, None, GRADIENTS)
-    found = by_autograd(way, attention, given, dout, None, wanted)
+    found = by_autograd(way, attention, {**given, **SCALE}, dout, None, wanted)
     assert found.keys() == {"out", "lse", *wanted}
     for name, x in found.items():
         other = plain[name]
@@ -51,23 +54,27 @@ def test_every_way_has_the_results_of_a_plain_call(way: str) -> None:
 
 
 def test_forwards_are_counted_by_way() -> None:
-    calls = []
+    calls, scales = list[tuple[bool, ...]](), list[float]()
 
     def counted(*tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         calls.append(tuple(x.requires_grad for x in tensors))
+        scales.append(options["sm_scale"])
         return attention(*tensors)
 
     for way, number in (
         ("none", 1),
         ("two_forwards", 2),
+        ("other_scale", 2),
         ("checkpoint", 2),
         ("second_backward", 1),
         ("no_grad", 1),
     ):
         calls.clear()
+        scales.clear()
         wanted = ("dk",) if WAYS.get(way, WAYS["k_alone"]).has_gradients else ()
-        by_autograd(way, counted, problem(), torch.ones(2, 2, 5, 8), None, wanted)
+        by_autograd(way, counted, {**problem(), **SCALE}, torch.ones(2, 2, 5, 8), None, wanted)
         assert len(calls) == number
+        assert scales == [0.3, 0.15 if way == "other_scale" else 0.3][:number]
         assert calls[0] == ((False, True, False) if wanted else (True, True, True))
 
 
