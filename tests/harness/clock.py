@@ -17,9 +17,11 @@ PATIENCE = 2.5
 GRACE_SECONDS = 10.0
 """Seconds after its end during which a run may still be busy with the report of a failure, unless told otherwise."""
 LEAST_SECONDS = 4.0
-"""Seconds that one part of a failure's report may take, however late in a run it comes."""
+"""Seconds that one part of a failure's report may take, however late in a run it comes: see ``Clock.least``."""
 MOST_OF_THE_REST = 1 / 8
 """The share of the time left that one part of a report may take, so that other laws get their turns."""
+MOST_OF_REPORT = 1 / 2
+"""The share of the time left for a report that one part may take, so that there is some for a smaller case."""
 
 
 @dataclass
@@ -53,13 +55,22 @@ class Clock:
         """Return ``seconds``, or fewer if the run may not be busy with a report for so long."""
         return min(seconds, max(0.0, self.remaining + self.grace))
 
+    @property
+    def least(self) -> float:
+        """Return the seconds that one part of a failure's report may take, however late it comes."""
+        return min(LEAST_SECONDS, self.grace)
+
+    def most_of_it(self, seconds: float) -> float:
+        """Return ``seconds``, or fewer if that would leave too little for the rest of a failure's report."""
+        return min(seconds, MOST_OF_REPORT * self.cut(math.inf))
+
     def meter(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of so many seconds and calls for one part of a failure's report; see ``meter`` below."""
         return meter(self.cut(seconds), calls, self.cut(PATIENCE * seconds))
 
     def share(self, seconds: float) -> float:
         """Return ``seconds``, or fewer if that is more than one part of a failure's report may take of what is left."""
-        return self.cut(min(seconds, max(LEAST_SECONDS, MOST_OF_THE_REST * self.left)))
+        return self.cut(min(seconds, max(self.least, MOST_OF_THE_REST * self.left)))
 
 
 class BudgetSpent(Exception):

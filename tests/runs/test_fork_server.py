@@ -14,7 +14,7 @@ from tests.harness.run import Run
 from tests.harness.running import fork_server as origin
 from tests.harness.running.child import START_SECONDS, WORKER, Child, environment_of
 from tests.harness.running.exits import exit_status
-from tests.harness.running.fork_server import LOST, NAMES_A_TEST, Copy, new_copy
+from tests.harness.running.fork_server import LOST, OF_PYTEST, Copy, new_copy
 from tests.harness.verdict import Verdict
 from tests.unit.support.running import CASE, TOYS, has_ended
 
@@ -41,7 +41,7 @@ def test_processes_are_copies_of_one_whatever_pytest_names_the_test(
 ) -> None:
     first = copied(child).origin
     child.close()
-    monkeypatch.setenv(NAMES_A_TEST, "another")
+    monkeypatch.setenv(OF_PYTEST[0], "another")
     assert copied(child).origin is first
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness.api.running import environment
+from tests.harness.interpreter.installation import INTERPRET
 from tests.unit.support.running import TOYS
 
 SERVE = [sys.executable, "-P", "-m", "tests.harness.commands.command", "serve"]
@@ -33,6 +34,41 @@ def test_a_kernel_for_each_line_of_stdin(tmp_path: Path) -> None:
     assert (sound["status"], sound["id"]) == ("held", 1)
     assert absent["error"].startswith(f"kernel '{TOYS}:absent': no 'absent' in ")
     assert run.stderr == ""
+
+
+MARKED = """
+import sys
+from tests.harness.commands import warm
+from tests.harness.running import fork_server
+
+started, start = [], fork_server.Origin.__init__
+
+def noted(self, module, environment):
+    started.append(module)
+    start(self, module, environment)
+
+fork_server.Origin.__init__ = noted
+warm.prepare()
+before = [*started]
+warm.run_pytest("properties", sys.argv[1:])
+print(before, started[len(before):], file=sys.stderr)
+"""
+
+
+def test_a_run_uses_the_processes_that_are_warm(tmp_path: Path) -> None:
+    words = ["--kernel", f"{TOYS}:wrong", "-k", "forward and float32", "--device", "cpu", "--budget", "6s"]
+    # The suite's own process has set variables that a server's has not.
+    bare = {name: x for name, x in environment().items() if name not in ("OPENBLAS_NUM_THREADS", INTERPRET)}
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", MARKED, *words, "--report-dir", str(tmp_path)],
+        env=bare,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [*tmp_path.glob("*/forward-*/repro.py")]  # a script has been tried, by the second process
+    assert run.stderr.splitlines()[-1] == "['tests.harness.worker.main', 'torch'] []"
 
 
 @pytest.mark.nightly

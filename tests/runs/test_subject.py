@@ -125,6 +125,17 @@ class TestSubject:
         subject.check(law_named("forward"), CASE)
         assert launched == [1, 2]
 
+    def test_a_basic_law_can_begin_with_an_ordinary_call_that_shows_a_wrong_corner(
+        self, recorded: Any
+    ) -> None:
+        subject, child = recorded(HELD)
+        for name in ("forward", "determinism"):
+            subject.try_ordinary(law_named(name))
+        (run,) = child.runs
+        assert (run.law, run.case.dtype, run.case.causal) == ("forward", "float32", True)
+        assert run.case.seqlen_q != run.case.seqlen_k
+        assert run.case.q_values == "normal"
+
     def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)

@@ -48,7 +48,7 @@ def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: flo
         asked.append([case, *probes(case, capabilities, fixed)])
         if asked[-1] in asked[:-1]:
             continue
-        if (share := runs.clock.cut(seconds / 2)) <= 0:
+        if (share := runs.clock.most_of_it(seconds / 2)) <= 0:
             break
         with suppress(ChildDied, DeviceLost):
             more = list(further(case, capabilities, fixed))

@@ -27,7 +27,7 @@ from tests.harness.bugs.failure import (
 )
 from tests.harness.bugs.suggested_claims import excluding, offered
 from tests.harness.certificates.certified import CERTIFICATE_SECONDS, certified
-from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
+from tests.harness.clock import BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
 from tests.harness.diagnosis.known_bugs import KnownBugs
@@ -119,6 +119,8 @@ class Investigation:
         if thorough and not gently:
             bug = self.with_needs(bug, first)
         failure, script = self.scripted(self.by_value(bug.failure))
+        if not self.runs.clock.cut(math.inf):  # there is no time to draw
+            failure = replace(failure, explanation=replace(failure.explanation, pictures=()))
         self.known.write(failure, script)
         bug = replace(bug, failure=failure)
         return self.with_severity(bug) if thorough else bug
@@ -459,9 +461,14 @@ class Investigation:
             failure.finding.kind,
             "died",
         ):  # if the calls crash meanwhile, it is the script of a crash
-            with suppress(ChildDied, DeviceLost):
+            try:
                 finding = replace(failure.finding, kind=kind)
                 return self.runs.script(failure, finding, headline(failure), self.script_seconds)
+            except DeviceLost:
+                continue
+            except ChildDied as death:
+                if death.hung and self.runs.clock.left <= 0:
+                    break  # the time was up: nothing has crashed
         return None, False
 
     def holds_in_turn(self, failure: Failure) -> bool:
@@ -474,7 +481,8 @@ class Investigation:
     def script_seconds(self) -> float:
         """Return the seconds that a script may take. Its compilation gets less time than in a search."""
         child = self.runs.child
-        return max(LEAST_SECONDS, self.runs.clock.cut(min(child.run_seconds, child.start_seconds)))
+        clock = self.runs.clock
+        return max(clock.least, clock.cut(min(child.run_seconds, child.start_seconds)))
 
     def with_severity(self, bug: Bug) -> Bug:
         """Return the bug with the share of ordinary cases that show it, and with claims to offer.

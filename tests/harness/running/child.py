@@ -27,7 +27,7 @@ from tests.harness.device.sync import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WA
 from tests.harness.files import python_path
 from tests.harness.run import Run
 from tests.harness.running.exits import Tail, finding, how_it_ended, was_judging
-from tests.harness.running.fork_server import Copy, new_copy
+from tests.harness.running.fork_server import OF_PYTEST, Copy, new_copy
 from tests.harness.verdict import Verdict
 
 WORKER = "tests.harness.worker.main"
@@ -383,8 +383,7 @@ class Children:
 def environment_of(device: str) -> dict[str, str]:
     """Return the environment of a new process that runs kernels on a device, and sees its GPU first: see ``gpus``."""
     environment = pinned(device) | SETTINGS
-    # Kernels may have fewer configurations under pytest, as Triton's tutorial 06 has.
-    for name in ("TRITON_INTERPRET", "PYTEST_VERSION"):
+    for name in ("TRITON_INTERPRET", *OF_PYTEST):
         environment.pop(name, None)
     interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     return environment | interpreted | {"PYTHONPATH": python_path()}

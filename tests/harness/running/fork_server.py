@@ -29,8 +29,11 @@ MOST_BYTES = 2**15
 """No message is longer than this."""
 LOST = -signal.SIGKILL
 """The exit status of a copy that others have killed, which is also what it dies of when its origin does."""
-NAMES_A_TEST = "PYTEST_CURRENT_TEST"
-"""A variable of pytest in which two environments may differ, since no kernel depends on it."""
+OF_PYTEST = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
+"""Variables that pytest sets: a copy does not have them, since what it runs would run without pytest elsewhere.
+
+Some kernels look at them. Example: those of Triton's tutorial 06 have fewer configurations under pytest.
+"""
 
 
 class Origin:
@@ -126,7 +129,7 @@ _latest: dict[str, Origin] = {}
 
 def origin_of(module: str, environment: Mapping[str, str]) -> Origin:
     """Return a process with an environment that has imported a module, or is about to: the latest one, or a new one."""
-    told = {name: value for name, value in environment.items() if name != NAMES_A_TEST}
+    told = {name: value for name, value in environment.items() if name not in OF_PYTEST}
     latest = _latest.get(module)
     if latest is None or latest.environment != told:
         latest = _latest[module] = Origin(module, told)

@@ -19,7 +19,7 @@ from strategies.case import Case, to_record
 from strategies.cases import with_gradients
 from strategies.features import NAN, value_of
 from strategies.scales import scale_of
-from tests.harness.clock import LEAST_SECONDS, Clock
+from tests.harness.clock import Clock
 from tests.harness.law import Law, law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
 from tests.harness.running.child import Child, ChildDied, HarnessError, OutOfTime
@@ -142,7 +142,6 @@ class Runs:
     bugs: Mapping[str, Crash] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     share: float = math.inf
-    patience: float = LEAST_SECONDS
     has_general: bool = False
     compiling: Compiling = field(default_factory=Compiling)
     unanswered: bool = False
@@ -153,6 +152,7 @@ class Runs:
     statuses: dict[tuple[str, Case, tuple[str, ...], tuple[str, ...]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.patience = self.clock.least
         self.begin()
 
     def begin(self) -> Tally:
@@ -492,7 +492,7 @@ class Runs:
         """
         asked = {"cases": [*map(to_record, cases)], "further": [*map(to_record, further)]}
         told = {**asked, "tensor": tensor, "seconds": seconds}
-        answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + LEAST_SECONDS)
+        answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + self.clock.least)
         return "; ".join(answer["words"]), tuple(answer["alternatives"])
 
     def read_outside(self, law: str, case: Case, finding: Finding) -> tuple[str, ...]:
@@ -510,7 +510,7 @@ class Runs:
 
     def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""
-        seconds = max(LEAST_SECONDS, self.clock.cut(self.child.run_seconds))
+        seconds = max(self.clock.least, self.clock.cut(self.child.run_seconds))
         answer = self.child.ask(run.request("look"), seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 

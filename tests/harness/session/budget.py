@@ -18,7 +18,7 @@ FORM = re.compile(rf"([-+.\w]*?)\s*([{''.join(SECONDS_OF)}]?)")
 PART = 1 / 10
 """The share of a budget that is kept for each thing that comes after the last example."""
 CLOSING_SECONDS = 1.0
-"""The seconds in which processes end and files are written."""
+"""The most seconds that are kept for ``Budget.closing``."""
 LEAST_SECONDS = 1.0
 """Seconds for examples, however small the budget is."""
 
@@ -39,9 +39,14 @@ class Budget:
         """The seconds to find which bugs are the same and, as many again, which claims would be true."""
         return PART * self.seconds
 
+    @property
+    def closing(self) -> float:
+        """The seconds in which the last script is tried, processes end and files are written."""
+        return min(CLOSING_SECONDS, 2 * PART * self.seconds)
+
     def drawing(self, passed: float) -> float:
         """Return the seconds for examples, if so many have passed since the process began."""
-        left = self.seconds - passed - self.grace - self.concluding - CLOSING_SECONDS
+        left = self.seconds - passed - self.grace - self.concluding - self.closing
         return max(LEAST_SECONDS, left)
 
 

@@ -211,6 +211,8 @@ def found_in_turn(item: LawTurn, subject: Subject, seconds: float) -> list[str]:
         if item.turn.number == 0:
             subject.uphold_corpus(item.law)
             subject.uphold_near(item.law)
+            if item.plan.budget:
+                subject.try_ordinary(item.law)
         if seconds <= 0:
             raise TimeUp
         draw_examples(item, subject)

@@ -28,6 +28,7 @@ from strategies.features import with_contiguous_inputs
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.avoidance import Avoided, may_show, steer_away
 from tests.harness.bugs.bug import Bug
+from tests.harness.certificates.probes import probes
 from tests.harness.diagnosis.reruns import AGAIN
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.kernel_record import stored_case
@@ -292,6 +293,16 @@ class Subject:
             verdict = self.check(law, case)
             if verdict and verdict.status in ("held", "broken"):
                 self.changed += [near for near in kept if verdict.worst.get(near.tensor) != near.ratio]
+
+    def try_ordinary(self, law: Law) -> None:
+        """Run a basic law on a call of ordinary numbers. Raises TimeUp if the time is over.
+
+        Most calls show what is grossly wrong. So small a call takes least time to be explained and to be made smaller.
+        """
+        plain = Case(dtype=self.dtype, head_dim=min(self.claims.head_dims))
+        first = next(probes(plain, self.claims, ()), None)
+        if law.is_basic and first is not None:
+            self.check(law, first)
 
     def keep_nearest(self, law: Law) -> None:
         """Keep the cases of the item that came nearest to a bound for later runs."""
