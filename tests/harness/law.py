@@ -20,6 +20,9 @@ PROPERTIES = Path(__file__).parents[1] / "properties"
 LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob("test_*.py")))
 """The names of all laws."""
 
+MATTERS_MOST = "forward"
+"""The law without which no kernel is said to hold, unless the user has left it out."""
+
 NOTHING = (False, (), "none")
 """The values of claims that stand for no claim."""
 

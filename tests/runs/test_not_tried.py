@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.files import append_line
+from tests.harness.programs.verdict import verdict_of
 from tests.harness.report.ledger import BEGUN, Ledger
 from tests.harness.report.page import page
 from tests.harness.report.results import Results
@@ -85,6 +86,43 @@ def test_cases_that_were_refused_or_known_to_fail_are_no_silence() -> None:
     assert results.untried() == {"k.f": "forward (float16)"}  # so few say nothing
     results.add(item("k.f", "forward", "float16", refusals=1))
     assert results.untried() == {}
+
+
+def test_a_kernel_of_which_forward_was_not_judged_does_not_hold() -> None:
+    of_forward = ["k.f: no example of law `forward` was judged, so the run does not say that it holds"]
+    results = tried(("exact", "float16"), ("exact", "float32"))
+    assert (results.unjudged(), results.exit_status) == (of_forward, 5)
+    results.add(item("k.f", "forward", "float16", refusals=4))
+    assert (results.unjudged(), results.exit_status) == (of_forward, 5)
+    told = content(results, 5)
+    assert told["unjudged"] == of_forward
+    verdict = verdict_of(told, Path())
+    assert (verdict["status"], verdict["kernels"]["k.f"]["status"]) == ("not tried", "not tried")
+    assert verdict["notes"] == of_forward
+    results.add(item("k.f", "forward", "float32", examples=1))
+    assert (results.unjudged(), results.exit_status) == ([], 0)
+
+
+@pytest.mark.parametrize("counts", [{"known": 1}, {"refusals": 5}])
+def test_a_kernel_of_which_forward_gave_an_answer_has_no_such_line(counts: dict[str, int]) -> None:
+    results = tried(("exact", "float16"))
+    results.add(item("k.f", "forward", "float16", **counts))
+    assert results.unjudged() == []
+
+
+def test_where_a_user_leaves_forward_out_any_law_will_do() -> None:
+    results = tried()
+    results.selected = {("k.f", "exact", "float16"), ("k.f", "memory", "float16")}
+    (line,) = results.unjudged()
+    assert line == "k.f: no example of any law was judged, so the run does not say that it holds"
+    results.add(item("k.f", "memory", "float16", examples=1))
+    assert (results.unjudged(), results.exit_status) == ([], 0)
+
+
+def test_a_complaint_says_it_alone() -> None:
+    results = tried()
+    results.add(item("k.f", "forward", "float16", skipped=2, skip_reasons=Counter({"no GPU": 2})))
+    assert (results.unjudged(), results.exit_status) == ([], 1)
 
 
 def test_cases_that_could_not_be_run_are_told_with_the_reason() -> None:

@@ -75,7 +75,10 @@ class Result:
 
     @property
     def held(self) -> bool:
-        """Whether nothing speaks against the kernel, and some law held. What was not tried is in ``coverage``."""
+        """Whether nothing speaks against the kernel, some law held, and ``forward`` was tried.
+
+        What else was not tried is in ``coverage``.
+        """
         return self.status == HELD
 
     @property

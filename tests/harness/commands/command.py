@@ -36,7 +36,7 @@ commands:
 SPEC is package.module:attribute or path/to/file.py:attribute, looked up from the current folder,
 or the name of a kernel that comes with Flashproof, such as flash_v2.
 verify and fuzz take as many processes as the machine bears, unless -n N says how many.
-Exit status: 0 if every law held, 1 if one was broken, 4 for a wrong command line.
+Exit status: 0 if every law held, 1 if one was broken, 4 for a wrong command line, 5 if nothing was tried.
 """
 
 

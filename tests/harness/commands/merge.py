@@ -28,7 +28,7 @@ from tests.harness.report.screen import print_ending, repeats
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Merge runs as the command line says, and return the exit status: 1 if any law was broken, else 0.
+    """Merge runs as the command line says, and return the exit status: 1 if any law was broken, else as of a run.
 
     Raises ValueError, in one line, for what can't be merged.
     """
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     check_alike(runs)
     results, finds = merged_runs(runs)
     has_failed = any(run.failed or run.status == pytest.ExitCode.TESTS_FAILED for run in runs)
-    status = int(has_failed or bool(results.concluded) or bool(results.complaints()))
+    status = 1 if has_failed or results.concluded else int(results.exit_status)
     written = write_result(given.report_dir, runs, silent, results, finds, status)
     more = [*untold(runs), *completeness(runs, silent)]
     writer = TerminalWriter(sys.stdout)

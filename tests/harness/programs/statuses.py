@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
+
 BROKEN, LESS_PRECISE, REFUSED, HELD = "broken", "less precise", "refused", "held"
 ENVIRONMENT, NOT_TRIED, NOT_CLAIMED = "error of the environment", "not tried", "not claimed"
 
@@ -17,9 +19,6 @@ FAILING = (BROKEN, LESS_PRECISE, REFUSED)
 RUNNING, USAGE_ERROR = "running", "usage error"
 """Further statuses of a run: it has not ended, or its command line is wrong."""
 
-ENDED = (0, 1)
-"""The exit statuses of a run that came to its end: every law held, or one was broken."""
-
 
 def status_of(row: Mapping[str, Any]) -> str:
     """Return the status of a law at a dtype, from its row in summary.json."""
@@ -32,24 +31,30 @@ def of_law(statuses: Iterable[str]) -> str:
     return min(statuses, key=STATUSES.index, default=NOT_TRIED)
 
 
-def of_kernel(statuses: Iterable[str]) -> str:
+def of_kernel(statuses: Iterable[str], of_forward: Iterable[str] = ()) -> str:
     """Return the status of a kernel from those of its laws at all dtypes.
 
-    It is held if nothing speaks against it and some law held: what was not tried is told of each law. The same holds
-    for a run and the statuses of its kernels.
+    It is held if nothing speaks against it and some law held: what was not tried is told of each law. It is not held
+    if none of the statuses ``of_forward``, which are those of the law that matters most, is of a case that was judged.
     """
-    found = {*statuses}
+    found, forward = {*statuses}, {*of_forward} - {NOT_CLAIMED}
     against = [x for x in FAILING if x in found]
-    return against[0] if against else HELD if HELD in found else of_law(found)
+    if against:
+        return against[0]
+    if forward and forward <= {NOT_TRIED, ENVIRONMENT}:
+        return of_law(forward)
+    return HELD if HELD in found else of_law(found)
 
 
 def of_run(kernels: Iterable[str], exit_status: int | None) -> str:
     """Return the status of a run; ``exit_status`` is None if it has not ended.
 
-    A run that failed though nothing speaks against a kernel, or was interrupted, has an error of the environment.
+    It is held if nothing speaks against a kernel, some kernel held, and of each it was tried what matters. A run that
+    failed though nothing speaks against a kernel, or was interrupted, has an error of the environment.
     """
     if exit_status is None:
         return RUNNING
     worst = of_kernel(kernels)
-    is_told = exit_status == 0 or (exit_status in ENDED and worst != HELD)
-    return worst if is_told or worst != HELD else ENVIRONMENT
+    if worst != HELD or exit_status == 0:
+        return worst
+    return NOT_TRIED if exit_status == pytest.ExitCode.NO_TESTS_COLLECTED else ENVIRONMENT

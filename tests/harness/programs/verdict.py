@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.harness.bugs.bug import Bug
 from tests.harness.files import own_version
-from tests.harness.law import LAWS, by_place, law_named
+from tests.harness.law import LAWS, MATTERS_MOST, by_place, law_named
 from tests.harness.programs import score
 from tests.harness.programs.source import source_of
 from tests.harness.programs.statuses import (
@@ -53,7 +53,7 @@ def verdict_of(summary: Summary, report_dir: Path) -> dict[str, Any]:
         "bugs": [_bug(row, report_dir) for row in summary["bugs"]],
         "less_precise": summary["less_precise"],
         "coverage": {name: _coverage(name, summary) for name in kernels},
-        "notes": [*summary["complaints"], *summary["notices"], *summary["not_run"]],
+        "notes": [*summary["complaints"], *summary["unjudged"], *summary["notices"], *summary["not_run"]],
     }
 
 
@@ -112,7 +112,9 @@ def _kernel(name: str, spec: str, rows: Iterable[Row]) -> dict[str, Any]:
     file, line = source_of(spec)
     return {
         "spec": spec,
-        "status": of_kernel(map(status_of, own)),
+        "status": of_kernel(
+            map(status_of, own), [status_of(row) for row in own if row["property"] == MATTERS_MOST]
+        ),
         "score": score.of_kernel(own),
         "examples": sum(row["examples"] for row in own),
         "file": file,

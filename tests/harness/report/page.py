@@ -89,6 +89,8 @@ def verdict(now: Summary) -> tuple[str, str]:
         return "unclear", "No bug so far: the run has not ended"
     if not total(now):
         return "unclear", "Nothing was tried"
+    if now["unjudged"]:
+        return "unclear", "No bug, but what matters most was not tried"
     if status:
         return "unclear", f"No bug, but exit status {status}: the log of the run says why"
     if now["not_tried"]:

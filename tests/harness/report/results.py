@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+import pytest
+
 from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
 from strategies.coverage import Tried
 from tests.harness.bugs.bug import Bug, Occurrences, with_tensors
 from tests.harness.bugs.imprecise import Imprecise, sentence
-from tests.harness.law import by_place, law_named
+from tests.harness.law import MATTERS_MOST, by_place, law_named
 from tests.harness.report.changes import told_gone
 from tests.harness.report.conclusion import DistinctBug, merged
 from tests.harness.report.ledger import BEGUN, WITHDRAWN, Ledger
@@ -242,6 +244,35 @@ class Results:
                 is_all = {*marks.values()} <= {"not tried", "not claimed"}
                 yield law if is_all else f"{law} ({', '.join(untried)})"
 
+    def unjudged(self) -> list[str]:
+        """Return one line for each kernel of which the run can't be said to have judged anything that matters.
+
+        That is the law ``MATTERS_MOST``, or any law where the user has left that one out. A kernel that there is a
+        complaint of has its line already.
+        """
+        return [line for name in self.kernels if (line := self._unjudged(name)) and not self._complaint(name)]
+
+    @property
+    def exit_status(self) -> pytest.ExitCode:
+        """Return the exit status of a run without a failure, by what it has tried.
+
+        One that has not judged what matters ends like a run of pytest that has collected no test.
+        """
+        if self.complaints():
+            return pytest.ExitCode.TESTS_FAILED
+        return pytest.ExitCode.NO_TESTS_COLLECTED if self.unjudged() else pytest.ExitCode.OK
+
+    def _unjudged(self, kernel: str) -> str:
+        keys = [key for key in self.keys if key[0] == kernel]
+        forward = [key for key in keys if key[1] == MATTERS_MOST]
+        if {self.mark(*key) for key in forward or keys} - {"not claimed"} != {"not tried"}:
+            return ""
+        told = f"law `{MATTERS_MOST}`" if forward else "any law"
+        return f"{kernel}: no example of {told} was judged, so the run does not say that it holds"
+
+    def _complaint(self, kernel: str) -> str | None:
+        return complaint(kernel, self._tallies(kernel), self.advice.get(kernel, NO_ADVICE))
+
     def _lacks_gradients(self, kernel: str) -> bool:
         """Whether laws judged other tensors of a kernel where gradients were asked for, but never a gradient."""
         tallies = (
@@ -399,6 +430,7 @@ class Results:
                 for one in self.concluded or merged(self.bugs, self.seen)
             ],
             "complaints": self.complaints(),
+            "unjudged": self.unjudged(),
             "notices": self.told,
             "consistent_with": self.designs(),
             "less_precise": self.less_precise_told(),

@@ -189,7 +189,7 @@ def _sections(
     yield {}, verdicts(results, writer.markup)
     if found := [*notes(results, writer.fullwidth), *more]:
         yield {}, found
-    for line in results.complaints():
+    for line in (*results.complaints(), *results.unjudged()):
         yield {"red": True}, [line]
     if annotations:
         yield {}, list(annotations)

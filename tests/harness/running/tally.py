@@ -175,8 +175,8 @@ class Tally:
             self.slow += 1
             self.slow_seconds += seconds
             self.cut_off += cut_off
-        if seconds > max(SLOW_SECONDS, self.slowest):
-            self.slowest, self.slowest_case = seconds, repr(case)
+            if seconds > self.slowest:
+                self.slowest, self.slowest_case = seconds, repr(case)
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
         """Add seconds to those spent on the same things before."""

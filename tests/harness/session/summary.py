@@ -163,9 +163,12 @@ class Summary:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Conclude the run. It fails, even if every item has passed, if a kernel refuses or cannot run too much."""
-        if session.exitstatus == pytest.ExitCode.OK and self.results.complaints():
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        """Conclude the run. It fails, even if every item has passed, if a kernel refuses or cannot run too much.
+
+        If what matters of a kernel was not tried, the run ends like one of pytest that has collected no test.
+        """
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = self.results.exit_status
         self.exit_status = int(session.exitstatus)
         self._conclude(session)
         self.recorder.add(last_line(self.exit_status, self._run()["seconds"], self.results.concluded))

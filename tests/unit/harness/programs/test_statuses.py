@@ -36,6 +36,23 @@ def test_a_law_is_as_its_worst_dtype_and_a_kernel_holds_if_nothing_speaks_agains
 
 
 @pytest.mark.parametrize(
+    ("statuses", "of_forward", "kernel"),
+    [
+        (["held"], ["not tried"], "not tried"),
+        (["held"], ["not claimed", "error of the environment"], "error of the environment"),
+        (["held"], ["not tried", "held"], "held"),
+        (["held"], ["known"], "held"),
+        (["held", "not claimed"], ["not claimed"], "held"),
+        (["held", "broken"], ["not tried"], "broken"),
+    ],
+)
+def test_a_kernel_of_which_forward_was_not_tried_does_not_hold(
+    statuses: list[str], of_forward: list[str], kernel: str
+) -> None:
+    assert of_kernel([*statuses, *of_forward], of_forward) == kernel
+
+
+@pytest.mark.parametrize(
     ("kernels", "exit_status", "status"),
     [
         (["held", "broken"], 1, "broken"),
@@ -45,6 +62,9 @@ def test_a_law_is_as_its_worst_dtype_and_a_kernel_holds_if_nothing_speaks_agains
         (["held"], 2, "error of the environment"),
         (["broken"], 2, "broken"),
         ([], 5, "not tried"),
+        (["not tried"], 5, "not tried"),
+        (["held", "not tried"], 5, "not tried"),
+        (["broken", "not tried"], 1, "broken"),
     ],
 )
 def test_a_run_that_failed_or_was_interrupted_never_holds(
