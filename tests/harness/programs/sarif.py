@@ -5,20 +5,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.harness.programs.statuses import FAILING, HELD
+
+PRECISION = "precision"
+"""The rule by which results are as precise as is claimed."""
+CONCLUSIVE = (*FAILING, "known", HELD)
+"""The statuses of a run that tells of each kernel whether something speaks against it."""
 VERSION, SCHEMA = "2.1.0", "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif_of(verdict: Mapping[str, Any]) -> str:
-    """Return a verdict as SARIF: a result for each bug and each kernel that is less precise than it claims."""
+    """Return a verdict as SARIF: a result for each bug and each kernel that is less precise than it claims.
+
+    A run that did not come to its end says so, since that it has no result does not mean that nothing is wrong.
+    """
     laws = sorted({bug["law"] for bug in verdict["bugs"]})
-    rules = [{"id": f"law/{law}", "shortDescription": {"text": f"law `{law}` holds"}} for law in laws]
+    rules = [_rule(f"law/{law}", f"law `{law}` holds") for law in laws]
+    if verdict["less_precise"]:
+        rules.append(_rule(PRECISION, "results are as precise as is claimed"))
     driver = {"name": "Flashproof", "version": verdict["flashproof"], "rules": rules}
     results = [_of_bug(bug, verdict["kernels"][bug["kernel"]]) for bug in verdict["bugs"]]
     for name, text in verdict["less_precise"].items():
         of_kernel = verdict["kernels"][name]
-        results.append(_result("precision", "warning", f"{name}: {text}", of_kernel, f"{name} precision"))
-    run = {"tool": {"driver": driver}, "results": results}
+        results.append(_result(PRECISION, "warning", f"{name}: {text}", of_kernel, f"{name} precision"))
+    run = {"tool": {"driver": driver}, "invocations": [_invocation(verdict)], "results": results}
     return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=1) + "\n"
+
+
+def _rule(name: str, text: str) -> dict[str, Any]:
+    return {"id": name, "shortDescription": {"text": text}}
+
+
+def _invocation(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether the run came to its end, and what users must know of it."""
+    told = [("error", verdict["error"])] if verdict["error"] else []
+    told += [("note", text) for text in verdict["notes"]]
+    return {
+        "executionSuccessful": verdict["status"] in CONCLUSIVE,
+        "toolExecutionNotifications": [{"level": level, "message": {"text": text}} for level, text in told],
+    }
 
 
 def _of_bug(bug: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str, Any]:

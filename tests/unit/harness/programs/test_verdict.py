@@ -11,43 +11,10 @@ from tests.harness.files import ROOT
 from tests.harness.law import LAWS
 from tests.harness.programs.verdict import FORMAT, no_verdict, read_verdict, schema, text_of, verdict_of
 from tests.unit.support.reports import bug, summary
+from tests.unit.support.schemas import unlike
 
 KEPT = sorted(Path(__file__).parent.glob("verdict_*.json"))
 """A file of each version of the schema, as it was written then: such a file is never changed."""
-TYPES: Mapping[str, Any] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
-}
-
-
-def unlike(value: Any, of: Mapping[str, Any], place: str = "verdict") -> Iterator[str]:
-    """Yield where a value is not as a schema has it; a field that the schema does not have is one such place."""
-    names = [of["type"]] if isinstance(of["type"], str) else of["type"]
-    is_number = not isinstance(value, bool) or "boolean" in names
-    if not (is_number and isinstance(value, tuple(TYPES[name] for name in names))):
-        yield f"{place}: {value!r} is no {of['type']}"
-        return
-    if value not in of.get("enum", [value]) or value != of.get("const", value):
-        yield f"{place}: {value!r}"
-    if isinstance(value, int | float) and not of.get("minimum", value) <= value <= of.get("maximum", value):
-        yield f"{place}: {value!r}"
-    if isinstance(value, dict):
-        fields = of.get("properties", {})
-        yield from (f"{place}.{name} is missing" for name in of.get("required", ()) if name not in value)
-        for name, each in value.items():
-            inner = fields.get(name, of.get("additionalProperties"))
-            if inner is None:
-                yield f"{place}.{name} is not in the schema"
-            else:
-                yield from unlike(each, inner, f"{place}.{name}")
-    if isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from unlike(each, of["items"], f"{place}[{number}]")
 
 
 def fields_of(of: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -148,10 +115,10 @@ def test_what_is_not_as_the_schema_has_it_is_seen() -> None:
     del wrong["seed"]
     wrong["bugs"][0]["law"] = 3
     assert list(unlike(wrong, schema())) == [
-        "verdict.seed is missing",
-        "verdict.score: 2",
-        "verdict.bugs[0].law: 3 is no string",
-        "verdict.more is not in the schema",
+        "root.seed is missing",
+        "root.score: 2",
+        "root.bugs[0].law: 3 is no string",
+        "root.more is not in the schema",
     ]
 
 
