@@ -11,9 +11,12 @@ HELD = "held"
 """The status of a run of which nothing speaks against the kernel."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bug:
-    """A distinct bug: ``found`` is its entry in verdict.json, which ``docs/verdict.md`` describes."""
+    """A distinct bug: ``found`` is its entry in verdict.json, which ``docs/verdict.md`` describes.
+
+    A notebook shows it as ``str`` tells it.
+    """
 
     found: Mapping[str, Any]
 
@@ -57,12 +60,14 @@ class Bug:
         """Return its headline, and below it the facts that a failing test shows."""
         return bug_text(self.found)
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """The verdict on one kernel: ``verdict`` is the content of verdict.json, which ``docs/verdict.md`` describes.
 
-    ``log`` is what ``flashproof verify`` printed for people.
+    A notebook shows it as ``str`` tells it. ``log`` is what ``flashproof verify`` printed for people.
     """
 
     verdict: Mapping[str, Any]
@@ -123,7 +128,8 @@ class Result:
         (name,), verdict = self.verdict["kernels"], self.verdict
         examples = verdict["kernels"][name]["examples"]
         first = (
-            f"{name}: {self.status}, score {self.score:g}, {examples} examples in {verdict['seconds']:.0f} s"
+            f"{name}: {self.status}, score {self.score:g}, "
+            f"{examples} example{'s' * (examples != 1)} in {verdict['seconds']:.0f} s"
         )
         if self.held:
             return first
@@ -131,3 +137,5 @@ class Result:
         reasons = dict.fromkeys(row["reason"] for row in verdict["laws"] if row["reason"] and row["dtypes"])
         others = [*self.less_precise, *([] if bugs or self.less_precise else [*self.notes, *reasons])]
         return "\n\n".join([first, *bugs, *others])
+
+    __repr__ = __str__

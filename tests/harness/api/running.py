@@ -76,7 +76,7 @@ def verify(
     )
     run = subprocess.run(
         [sys.executable, "-P", "-m", COMMAND, "verify", spec, *words],
-        env=environment() | {STORAGE: str(folder / ".hypothesis")},
+        env=environment() | {STORAGE: str(folder / ".hypothesis"), "PY_COLORS": "0"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -30,9 +30,15 @@ def test_one_that_held_passes() -> None:
         (),
         (),
     )
-    assert str(one) == "k.f: held, score 1, 6 examples in 3672 s"
+    assert str(one) == repr(one) == "k.f: held, score 1, 6 examples in 3672 s"
     assert one.coverage["pairs"] == {"tried": 0, "claimed": 0}
     assert one.report_dir == Path("reports")
+
+
+def test_one_case_is_one_example() -> None:
+    one = result()
+    one.verdict["kernels"]["k.f"]["examples"] = 1
+    assert str(one) == "k.f: held, score 1, 1 example in 3672 s"
 
 
 def test_each_bug_has_its_case_its_folder_and_its_text(tmp_path: Path) -> None:

@@ -70,6 +70,14 @@ def test_what_is_not_given_is_left_to_the_command(ran: Ran) -> None:
     assert not {"--budget", "--hypothesis-seed", "--claims"} & {*ran.words}
 
 
+def test_the_log_is_plain_text_where_the_caller_wants_colours(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a notebook
+    verify("mine.py:f")
+    assert ran.environment["PY_COLORS"] == "0"  # pytest looks at this first
+
+
 def test_reports_of_the_same_arguments_have_the_same_folder(ran: Ran) -> None:
     folders = []
     for claims in ({}, {"causal": True}, {}):
