@@ -20,7 +20,7 @@ LEAST_SECONDS = 4.0
 """Seconds that one part of a failure's report may take, however late in a run it comes: see ``Clock.least``."""
 MOST_OF_THE_REST = 1 / 8
 """The share of the time left that one part of a report may take, so that other laws get their turns."""
-MOST_OF_REPORT = 1 / 2
+MOST_OF_REPORT = 0.6
 """The share of the time left for a report that one part may take, so that there is some for a smaller case."""
 
 

@@ -1,10 +1,13 @@
 """Processes that are copies of one that has imported torch: each is like a new one."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +103,28 @@ def test_an_origin_ends_with_its_user() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert has_ended(int(run.stdout))
+
+
+def test_one_that_is_still_importing_is_asked_once_and_ends_with_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_long.py").write_text("import time; time.sleep(600)")
+    started: list[origin.Origin] = []
+    start = origin.Origin.__init__
+
+    def noted(self: origin.Origin, *given: Any) -> None:
+        start(self, *given)
+        started.append(self)
+
+    monkeypatch.setattr(origin.Origin, "__init__", noted)
+    begun = time.perf_counter()
+    with pytest.raises(TimeoutError):
+        new_copy("imports_long", ["x.py"], os.environ | {"PYTHONPATH": str(tmp_path)}, tmp_path, 0.2)
+    assert len(started) == 1
+    started.clear()
+    origin._latest.pop("imports_long")
+    gc.collect()
+    assert time.perf_counter() - begun < 60.0
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,16 @@ class TestSubject:
         assert run.case.seqlen_q != run.case.seqlen_k
         assert run.case.q_values == "normal"
 
+    @pytest.mark.parametrize(("device_type", "calls"), [("cpu", 1), ("cuda", 0)])
+    def test_what_takes_long_to_compile_does_not_begin_with_an_ordinary_call(
+        self, recorded: Any, monkeypatch: pytest.MonkeyPatch, device_type: str, calls: int
+    ) -> None:
+        subject, child = recorded(*[HELD] * calls)
+        for name, value in (("device_type", device_type), ("is_compiled", True)):
+            monkeypatch.setattr(type(subject.runs), name, value)
+        subject.try_ordinary(law_named("forward"))
+        assert len(child.runs) == calls
+
     def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)

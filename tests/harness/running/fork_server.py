@@ -150,9 +150,14 @@ def new_copy(
     These are ``-m`` and the name of a module, or the path of a script, and its own arguments. The process works in
     ``folder``; if ``silent``, nobody reads what it prints. Raises OSError if there is none within so many seconds.
     """
-    with suppress(OSError):  # the process that is copied may have been killed: then there is another one
+    try:
         return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
-    _latest.pop(module, None)
+    except TimeoutError:
+        raise  # it is still importing: another one would take longer
+    except (
+        OSError
+    ):  # the process that is copied has been killed, or was late before: there is another one then
+        _latest.pop(module, None)
     return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
 
 
@@ -169,6 +174,7 @@ def _nowhere() -> tuple[int, ...]:
 
 def _end(ours: socket.socket, process: "subprocess.Popen[bytes]") -> None:
     ours.close()
+    process.kill()  # it may still be importing, for seconds
     process.wait()
 
 

@@ -47,9 +47,13 @@ def test_bugs_without_a_certificate_are_not_compared() -> None:
     assert not first.is_told_as(second)
 
 
-@pytest.mark.parametrize(("clock", "asked"), [(Clock(60.0), 3), (Clock(-60.0), 0)])
+@pytest.mark.parametrize(
+    ("clock", "asked"),
+    [(Clock(60.0), [4.0] * 3), (Clock(-60.0), []), (Clock(3.0, grace=2.0), [3.0])],
+    ids=["in time", "late", "in a hurry"],
+)
 def test_calls_are_made_as_long_as_there_is_time(
-    clock: Clock, asked: int, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, asked: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, made = bug().failure, list[float]()
 
@@ -60,7 +64,7 @@ def test_calls_are_made_as_long_as_there_is_time(
     runs = runs_of(Capabilities(), clock=clock, certificate=nothing, read_outside=lambda *_: ())
     plain = replace(failure, finding=replace(failure.finding, certificate="", alternatives=()))
     assert certified(plain, runs, {"seqlen_q"}, 8.0) == plain
-    assert made == [4.0] * asked
+    assert made == asked
 
 
 class Answers:
