@@ -27,6 +27,10 @@ STATE = "state"
 """The kind of a finding that a call leaves something behind in its process."""
 LEAVES = "a call leaves nothing behind, but it leaves "
 """How the claim of such a finding begins; what follows says what is left."""
+RETURNED_BEFORE = "{} in the memory that an earlier call returned"
+"""How it is told that a call leaves a tensor in the memory of what an earlier call has returned."""
+STAYS = "{} of an earlier call stays as that call returned it"
+"""The claim that is broken if a call writes over a tensor that an earlier call has returned."""
 SANITIZER = "sanitizer"
 """The kind of a finding that a tool such as memcheck reports of a call."""
 UNCLEAR = "unclear"
@@ -249,6 +253,15 @@ class Finding:
     def is_told_as(self, other: "Finding") -> bool:
         """Whether two findings are of one bug by words alone: those of their origin, or of what is computed instead."""
         return bool(self.origin and self.origin == other.origin) or not self.instead.isdisjoint(other.instead)
+
+    def overwrites_as(self, other: "Finding") -> bool:
+        """Whether a call returns a tensor in memory that an earlier call returned, and ``other`` is what it changes."""
+        name = other.tensor
+        return (
+            self.kind == STATE
+            and RETURNED_BEFORE.format(name) in self.claim
+            and other.claim == STAYS.format(name)
+        )
 
     @property
     def tells_instead(self) -> bool:

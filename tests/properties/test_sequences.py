@@ -31,7 +31,7 @@ from tests.harness.trial.judge import judge, judge_plain_call
 from tests.harness.trial.problem import Call, Outputs, Problem, is_same_argument
 from tests.harness.trial.ragged_form import KEYWORDS, Prepared
 from tests.harness.trial.trial import CannotRun, Check, LawBroken, Refused, Trial, run_kernel
-from tests.harness.verdict import NUMBERS, Finding
+from tests.harness.verdict import NUMBERS, STAYS, Finding
 
 MOST_SCORES = 2**16
 """The most scores of a call, since several are made of each case."""
@@ -252,7 +252,7 @@ def changed_since(made: list[Earlier]) -> list[Check]:
                 continue
             checks.append(
                 Check(
-                    claim=f"{name} of an earlier call stays as that call returned it",
+                    claim=STAYS.format(name),
                     tensor=name,
                     actual=now,
                     expected=was.double(),

@@ -274,11 +274,8 @@ class Bug:
         own = self.failure.case
         is_small = has_small_scores(case) and not has_small_scores(own)
         is_other = (case.sm_scale == 0) != (own.sm_scale == 0)
-        return not any(
-            (is_small and need.name == SCORES)
-            or (is_other and need.name == "sm_scale" and {*need.holds} > {None})
-            for need in self.needs
-        )
+        scales = (need.name == "sm_scale" and {*need.holds} > {None} for need in self.needs)
+        return not (is_small and SCORES in self.fields_needed) and not (is_other and any(scales))
 
     def lacks_nan_of(self, case: Case) -> bool:
         """Whether a case has NaN or infinity in an input, and the bug is known to show without them."""
@@ -362,12 +359,14 @@ class Bug:
     def may_spoil_later(self, finding: Finding) -> bool:
         """Whether what it keeps from call to call may have made numbers wrong that are right in a new process.
 
-        What is kept of a forward spoils the gradients too, and what is kept of a backward spoils these alone.
+        What is kept of a forward spoils the gradients too, and what is kept of a backward spoils these alone. A later
+        call may also raise because of it, as where a tensor that was kept in inference mode is written to.
         """
-        are_numbers = finding.kind in (*NUMBERS, AFTER_OTHERS) and finding.actual is not None
+        may_fail = finding.kind == AFTER_OTHERS or (finding.kind in NUMBERS and finding.actual is not None)
         forward, wrong = {"out", "lse"}, wrong_tensors(finding)
-        may_reach = bool(forward & {*self.tensors}) or not forward & wrong
-        return self.needs_other_calls and are_numbers and may_reach
+        return (
+            self.needs_other_calls and may_fail and (bool(forward & {*self.tensors}) or not forward & wrong)
+        )
 
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
@@ -375,7 +374,7 @@ class Bug:
         What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So a
         failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and, unless it
         needs earlier calls, the case meets its conditions. One that shows after other calls alone is this bug if it
-        needs such calls too, and may spoil its tensors.
+        needs such calls too, and may spoil its tensors. So is what a call writes over, if it reuses returned memory.
         """
         if other.failure.finding.kind == AFTER_OTHERS:
             return self.may_spoil_later(other.failure.finding)
@@ -383,7 +382,7 @@ class Bug:
             return self.is_kin(other) or "repeats" in self.always_differs_between
         theirs = other.failure.finding
         if not law_named(self.failure.law).compares or theirs.kind != INTERMITTENT:
-            return False
+            return self.failure.finding.overwrites_as(theirs)
         may_show = self.is_everywhere or self.needs_earlier_calls
         may_show = may_show or (bool(self.needs) and self.is_met(other.failure.case))
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil

@@ -13,6 +13,7 @@ from functools import partial
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case, Spike
 from strategies.features import (
+    EXPANDED,
     LENGTHS,
     NAN,
     SCORES,
@@ -65,7 +66,7 @@ def is_duplicate(
     ``seen`` has the drawn cases. ``run`` may raise BudgetSpent, which ends the search.
 
     0. Distinct if one was judged against what the kernel computes because of the other.
-    1. An exception: duplicate if it follows from what ``other`` does with a layout or with the shape of an output.
+    1. Distinct if either is no error of numbers.
     2. ``other`` has no conditions: duplicate if it makes most ordinary cases wrong by much in all tensors of ``bug``,
        since no run can show what else is wrong there.
     3. Distinct if kinds or tensors differ, or if there are few drawn cases while more ordinary cases show ``bug`` than
@@ -81,8 +82,6 @@ def is_duplicate(
     f = bug.failure
     if bug.is_beside(other) or other.is_beside(bug):
         return False
-    if f.finding.kind == "exception":
-        return _is_refused_by_pytorch(bug, other) or _is_of_wrong_shape(bug, other)
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
     if other.needs_arguments_of not in ("", bug.needs_arguments_of):
@@ -93,11 +92,8 @@ def is_duplicate(
     may_spoil = bool(law_named(f.law).compares) and {*bug.tensors} <= other.may_spoil
     if not (bug.is_kin(other) or may_spoil) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
-    third = [
-        x
-        for x in beside
-        if x.key not in (bug.key, other.key) and not (x.is_kin(other) and x.needs_the_same(other))
-    ]
+    others = (x for x in beside if x.key not in (bug.key, other.key))
+    third = [x for x in others if not (x.is_kin(other) and x.needs_the_same(other))]
     for law, case in ((f.law, f.case), *drawn):
         if not other.is_met(case):
             return False
@@ -120,17 +116,27 @@ def _is_explained(broken: FailingExample, bugs: Sequence[Bug], run: Try, capabil
 
 
 def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
-    """Whether an exception is PyTorch's refusal of what ``other`` does: write to an input, or read by wrong strides.
+    """Whether an exception is PyTorch's refusal of what ``other`` does: write to an input, or use wrong strides.
 
     Strides that lead beyond the tensor's memory raise an exception; in other cases the same strides give wrong numbers.
+    So do those of an expanded input, where they are taken for a tensor that is written to, whichever input that is.
     """
     f, kind = bug.failure, other.failure.finding.kind
+    if f.finding.kind != "exception":
+        return False
     text = f.finding.claim + f.finding.detail
     of_layout = any(laid_out(need.name, f.case) for need in other.needs if feature(need.name).is_layout)
     reads_elsewhere = kind in NUMBERS and of_layout and other.is_met(f.case)
-    return (kind == "memory" and WRITES_TO_EXPANDED in text) or (
-        reads_elsewhere and OUTSIDE_OF_STORAGE in text
-    )
+    if WRITES_TO_EXPANDED in text:
+        mine, theirs = map(_expanded, (bug, other))
+        is_likewise = f.finding.claim == other.failure.finding.claim and bool(theirs)
+        return kind == "memory" or (bool(mine) and (is_likewise or not mine.isdisjoint(theirs)))
+    return reads_elsewhere and OUTSIDE_OF_STORAGE in text
+
+
+def _expanded(bug: Bug) -> set[str]:
+    """Return the layouts that a bug needs to be such that several elements lie in one place."""
+    return {need.name for need in bug.needs if {*need.fails} & {*EXPANDED}}
 
 
 def _is_of_wrong_shape(bug: Bug, other: Bug) -> bool:
@@ -140,7 +146,7 @@ def _is_of_wrong_shape(bug: Bug, other: Bug) -> bool:
     used.
     """
     mine, others = ({(need.name, need.fails[0]) for need in one.needs} for one in (bug, other))
-    is_known = any(need.is_telling for need in bug.needs)
+    is_known = bug.failure.finding.kind == "exception" and any(need.is_telling for need in bug.needs)
     return other.failure.finding.kind == "contract" and is_known and mine == others
 
 
@@ -246,6 +252,8 @@ def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others:
     if known.failure.finding.is_told_as(bug.failure.finding):
         return "the kernel computes the same instead"
     both = ((known, bug), (bug, known))
+    if any(_is_refused_by_pytorch(one, other) or _is_of_wrong_shape(one, other) for one, other in both):
+        return "PyTorch refuses what makes the other's numbers wrong"
     if any(_is_kept_by(one, other, run) for one, other in both):
         return "one holds by itself, and was met after calls that leave the other behind"
     if any(one.leaves_unwritten(two.failure.finding, two.failure.case) for one, two in both):
@@ -296,13 +304,10 @@ def _follows_by_nan(one: Bug, other: Bug) -> bool:
     and are the same. Example: an element of a batch gets the weights of another one, which differ from its own with
     long sequences alone, or where they are NaN.
     """
-    of_place = [
-        {need.name for need in bug.needs if need.is_telling and need.name not in (SCORES, NAN)}
-        for bug in (one, other)
-    ]
-    is_by_nan = [bool(value_of(bug.failure.case, NAN)) for bug in (one, other)]
+    both = (one, other)
+    own, others = ({x.name for x in bug.needs if x.is_telling} - {SCORES, NAN} for bug in both)
+    is_by_nan = [bool(value_of(bug.failure.case, NAN)) for bug in both]
     is_hidden = one.failure.finding.of_nan == ("lost",)
-    own, others = of_place
     return is_by_nan == [True, False] and set() < own == others <= {*COUNTS} and not is_hidden
 
 
@@ -377,8 +382,7 @@ def _needs_of_no_rule(bug: Bug) -> set[tuple[str, int]]:
 
     They are those that fail by no rule, and those beyond a power of two that is more than any tile.
     """
-    needs = [(need.name, need.begins_beyond) for need in bug.needs if need.begins_beyond or need.is_irregular]
-    return {*needs}
+    return {(x.name, x.begins_beyond) for x in bug.needs if x.begins_beyond or x.is_irregular}
 
 
 def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:

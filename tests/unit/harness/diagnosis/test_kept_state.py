@@ -15,13 +15,14 @@ from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.duplicates import met_again, why_same
 from tests.harness.bugs.failure import headline
 from tests.harness.clock import ShrinkBudget
+from tests.harness.device.left_behind import OF_EARLIER
 from tests.harness.diagnosis import triage
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.reruns import makes_several_calls, right_alone
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.running.child import OutOfTime
 from tests.harness.running.tally import Tally
-from tests.harness.verdict import AFTER_OTHERS, Finding
+from tests.harness.verdict import AFTER_OTHERS, LEAVES, STATE, STAYS, Finding
 from tests.unit.support.bugs import bug
 from tests.unit.support.stubs import runs_of
 
@@ -45,6 +46,22 @@ def after_others(*tensors: str) -> Bug:
     return replace(known, failure=replace(known.failure, finding=right_alone(wrong(*tensors))))
 
 
+def test_memory_that_is_returned_again_is_what_a_later_call_writes_over() -> None:
+    """Once the law on processes finds an lse in the memory of an earlier one, once a later call has changed that."""
+
+    def told(claim: str, kind: str, tensor: str, law: str) -> Bug:
+        known = bug(CASE, (tensor,), law=law, **WITH_NUMBERS)
+        return replace(
+            known, failure=replace(known.failure, finding=Finding(claim=claim, kind=kind, tensor=tensor))
+        )
+
+    reused = told(LEAVES + OF_EARLIER.format("lse"), STATE, "", "process")
+    for name, expected in (("lse", True), ("out", False)):
+        changed = told(STAYS.format(name), "error", name, "sequences")
+        assert reused.keeps_state_as(changed) is expected
+        assert not changed.keeps_state_as(reused)
+
+
 @pytest.mark.parametrize("made", [keeping, after_others])
 def test_what_is_kept_of_a_forward_spoils_all_and_what_is_kept_of_a_backward_gradients_alone(
     made: Callable[..., Bug],
@@ -55,6 +72,7 @@ def test_what_is_kept_of_a_forward_spoils_all_and_what_is_kept_of_a_backward_gra
     assert made("dv").may_spoil_later(wrong("dk"))
     assert not made("dv").may_spoil_later(wrong("out", "dv"))
     assert not made("out").may_spoil_later(Finding(claim="it runs", kind="exception"))
+    assert made("out").may_spoil_later(Finding(claim="it runs", kind=AFTER_OTHERS))
 
 
 def test_a_bug_of_single_calls_spoils_no_later_one() -> None:
