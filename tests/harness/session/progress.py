@@ -14,7 +14,7 @@ from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import in_short
 from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES
-from tests.harness.report.ledger import LEDGER, Ledger
+from tests.harness.report.ledger import BEGUN, LEDGER, Ledger
 from tests.harness.report.screen import verdicts
 from tests.harness.report.wording import conditions_of
 from tests.harness.running.journal import examples_done
@@ -55,11 +55,20 @@ class Found:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.bugs: set[str] = set()
+        self.failing: set[str] = set()
         self.less_precise: set[str] = set()
 
     def news(self) -> Iterator[str]:
-        """Yield a line for each bug and each kernel less precise than claimed that was found since the last call."""
+        """Yield a line for what was found since the last call: each bug, and each kernel less precise than claimed.
+
+        The first failure of a kernel has a line at once, as it takes seconds to find out what bug it is.
+        """
         for record in self.ledger.news():
+            if (kernel := record.get(BEGUN, record).get("kernel")) and kernel not in self.failing:
+                self.failing.add(kernel)
+                if BEGUN in record:
+                    f = Bug.from_dict(record[BEGUN]).failure
+                    yield f"failing: {f.kernel}: {in_short(f)} ({f.law}, {f.case.dtype}), which is looked into"
             if "finding" in record and (bug := Bug.from_dict(record)).key not in self.bugs:
                 self.bugs.add(bug.key)
                 f, only = bug.failure, conditions_of(bug)

@@ -9,7 +9,7 @@ import pytest
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Condition
 from tests.harness.bugs.failure import Failure
-from tests.harness.report.ledger import Ledger
+from tests.harness.report.ledger import BEGUN, Ledger
 from tests.harness.session.progress import Found, progress
 from tests.harness.verdict import Finding
 
@@ -38,6 +38,8 @@ def test_what_is_found_is_told_once_and_in_one_line(tmp_path: Path) -> None:
     )
     bug = Bug(failure, tensors=("out",), needs=(Condition("causal", (True,), (False,)),))
     for record in (
+        {BEGUN: Bug(failure).to_dict()},
+        {BEGUN: Bug(failure).to_dict()},
         bug.to_dict(),
         {"begins": "toys.f", "part": "forward", "time": 0.0},
         bug.to_dict(),
@@ -46,6 +48,7 @@ def test_what_is_found_is_told_once_and_in_one_line(tmp_path: Path) -> None:
         ledger.append(record)
     found = Found(Ledger(tmp_path / "bugs.jsonl"))
     assert list(found.news()) == [
+        "failing: toys.f: out is wrong (forward, float32), which is looked into",
         "found: toys.f: out is wrong (forward, float32), only with causal True",
         "found: toys.g: less precise than FlashAttention-2",
     ]
