@@ -28,7 +28,10 @@ STATE = "state"
 LEAVES = "a call leaves nothing behind, but it leaves "
 """How the claim of such a finding begins; what follows says what is left."""
 RETURNED_BEFORE = "{} in the memory that an earlier call returned"
-"""How it is told that a call leaves a tensor in the memory of what an earlier call has returned."""
+"""How it is told that a call leaves a tensor in the memory of what an earlier call has returned.
+
+``device.left_behind``, of which a stand-alone script has a copy, tells it in these words and some more.
+"""
 STAYS = "{} of an earlier call stays as that call returned it"
 """The claim that is broken if a call writes over a tensor that an earlier call has returned."""
 SANITIZER = "sanitizer"

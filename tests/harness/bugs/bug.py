@@ -364,9 +364,8 @@ class Bug:
         """
         may_fail = finding.kind == AFTER_OTHERS or (finding.kind in NUMBERS and finding.actual is not None)
         forward, wrong = {"out", "lse"}, wrong_tensors(finding)
-        return (
-            self.needs_other_calls and may_fail and (bool(forward & {*self.tensors}) or not forward & wrong)
-        )
+        may_reach = bool(forward & {*self.tensors}) or not forward & wrong
+        return self.needs_other_calls and may_fail and may_reach
 
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.

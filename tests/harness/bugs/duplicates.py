@@ -252,8 +252,10 @@ def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others:
     if known.failure.finding.is_told_as(bug.failure.finding):
         return "the kernel computes the same instead"
     both = ((known, bug), (bug, known))
-    if any(_is_refused_by_pytorch(one, other) or _is_of_wrong_shape(one, other) for one, other in both):
-        return "PyTorch refuses what makes the other's numbers wrong"
+    if any(_is_refused_by_pytorch(one, other) for one, other in both):
+        return "PyTorch refuses what the other does"
+    if any(_is_of_wrong_shape(one, other) for one, other in both):
+        return "an exception is raised where a tensor of the other's wrong shape is used"
     if any(_is_kept_by(one, other, run) for one, other in both):
         return "one holds by itself, and was met after calls that leave the other behind"
     if any(one.leaves_unwritten(two.failure.finding, two.failure.case) for one, two in both):

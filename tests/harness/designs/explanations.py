@@ -16,7 +16,7 @@ from tests.harness.designs.rivals import likeliest
 from tests.harness.designs.same_case import left_with_ordinary_numbers
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
-from tests.harness.symptoms import FEWEST_KEYS
+from tests.harness.symptoms import FEWEST_KEYS, wrong_tensors
 from tests.harness.trial.judge import judge
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
@@ -47,7 +47,7 @@ def with_explanations(
     if designs == NO_DESIGN or is_plainly_wrong(finding, trial):
         return finding
     left = left_by(trial.replayed(widened(trial.family)), law)
-    wrong = {finding.tensor, *finding.tensors}
+    wrong = wrong_tensors(finding)
     if left is None:
         if left_by(asked_whether(trial, trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
@@ -104,12 +104,12 @@ def is_wrong_with_ordinary_numbers(trial: Trial, law: Callable[[Trial], None], w
     if usual is None:
         return False
     made, found = usual
-    if wrong.isdisjoint({found.tensor, *found.tensors}):
+    if wrong.isdisjoint(wrong_tensors(found)):
         return False
     if is_plainly_wrong(found, made):
         return True
     left = left_by(made.replayed(widened(made.family)), law)
-    return left is not None and not wrong.isdisjoint({left.tensor, *left.tensors})
+    return left is not None and not wrong.isdisjoint(wrong_tensors(left))
 
 
 def most_explained(finding: Finding, trial: Trial, law: Callable[[Trial], None]) -> set[str]:

@@ -5,12 +5,11 @@ return nearly anything, inf and NaN included. A kernel has its design in all cal
 normal numbers alone, is within the bounds of that design as well.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from strategies.case import Case
-from strategies.features import LENGTHS, with_normal_numbers
+from strategies.features import LENGTHS, has_small_scores, with_normal_numbers
 from tests.harness.designs.ordinary import left_by
 from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.trial.judge import is_large
@@ -25,7 +24,7 @@ def with_ordinary_numbers(case: Case) -> Iterator[Case]:
     which a bias gets normal numbers and hides no key.
     """
     normal = replace(with_normal_numbers(case), seed=case.seed | 1)
-    if abs(case.scale) * math.sqrt(case.head_dim) > 1:
+    if not has_small_scores(normal):
         normal = replace(normal, sm_scale=None)
     yield replace(normal, **{name: max(getattr(case, name), FEWEST_KEYS) for name in LENGTHS})
     yield normal

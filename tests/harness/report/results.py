@@ -250,7 +250,11 @@ class Results:
         That is the law ``MATTERS_MOST``, or any law where the user has left that one out. A kernel that there is a
         complaint of has its line already.
         """
-        return [line for name in self.kernels if (line := self._unjudged(name)) and not self._complaint(name)]
+        return [
+            line
+            for name in self.kernels
+            if (line := self._unjudged(name)) and not self._line(complaint, name)
+        ]
 
     @property
     def exit_status(self) -> pytest.ExitCode:
@@ -269,9 +273,6 @@ class Results:
             return ""
         told = f"law `{MATTERS_MOST}`" if forward else "any law"
         return f"{kernel}: no example of {told} was judged, so the run does not say that it holds"
-
-    def _complaint(self, kernel: str) -> str | None:
-        return complaint(kernel, self._tallies(kernel), self.advice.get(kernel, NO_ADVICE))
 
     def _lacks_gradients(self, kernel: str) -> bool:
         """Whether laws judged other tensors of a kernel where gradients were asked for, but never a gradient."""
@@ -304,7 +305,10 @@ class Results:
 
     def _of_each(self, tell: Tell) -> Iterator[str | None]:
         """Call a function for each kernel with its name, its counts and the advice on it, and yield the lines."""
-        return (tell(name, self._tallies(name), self.advice.get(name, NO_ADVICE)) for name in self.infos)
+        return (self._line(tell, name) for name in self.infos)
+
+    def _line(self, tell: Tell, kernel: str) -> str | None:
+        return tell(kernel, self._tallies(kernel), self.advice.get(kernel, NO_ADVICE))
 
     def to_be_advised(self) -> dict[str, dict[str, Seen]]:
         """Return the kernels that refuse much, each with the laws under which it does, and some of their cases."""

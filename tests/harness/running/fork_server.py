@@ -154,10 +154,8 @@ def new_copy(
         return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
     except TimeoutError:
         raise  # it is still importing: another one would take longer
-    except (
-        OSError
-    ):  # the process that is copied has been killed, or was late before: there is another one then
-        _latest.pop(module, None)
+    except OSError:
+        _latest.pop(module, None)  # it has been killed, or was late before: then there is another one
     return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
 
 
