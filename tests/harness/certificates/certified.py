@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from strategies.case import Case
-from strategies.features import NAN, SCORES, value_of
+from strategies.features import LENGTHS, NAN, SCORES, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
@@ -22,8 +22,8 @@ CERTIFICATE_SECONDS = 12.0
 """Seconds to find out what a kernel computes instead."""
 FEW = 2
 """What is left of a failure has so many times fewer wrong elements at least."""
-FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale", *ADDED)
-"""Fields that a second search for a certificate leaves as they are in the failing case."""
+FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale", *LENGTHS, *ADDED)
+"""Fields that a last search for a certificate leaves as they are in the failing case, or near that."""
 
 
 def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: float) -> Failure:

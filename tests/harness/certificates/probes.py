@@ -7,9 +7,11 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, Case, changed
-from strategies.features import SCORES, with_normal_numbers
+from strategies.features import LENGTHS, SCORES, made_of, with_normal_numbers
 
-LENGTHS = (
+Lengths = Sequence[tuple[int, int]]
+
+EVERYWHERE = (
     (33, 65),
     (65, 33),
     (64, 64),
@@ -23,9 +25,11 @@ LENGTHS = (
     (3, 66),
     (2, 50),
     (4, 95),
+    (4, 600),
+    (300, 20),
 )
 """Queries and keys of the calls: whole tiles of 16 to 128, a row or a key more, rows that see no key, one query."""
-OTHER_LENGTHS = (
+OTHERS = (
     (48, 80),
     (40, 128),
     (2, 150),
@@ -36,8 +40,44 @@ OTHER_LENGTHS = (
     (129, 257),
     (1, 1),
     (260, 40),
+    (12, 90),
+    (6, 14),
 )
 """Queries and keys of the further calls."""
+NEAR = (
+    (0, 0),
+    (0, 64),
+    (64, 0),
+    (1, 1),
+    (0, 1),
+    (128, 128),
+    (1, 0),
+    (0, 128),
+    (0, 300),
+    (-1, 0),
+    (0, -1),
+    (64, 64),
+    (0, 13),
+    (7, 32),
+    (37, 5),
+)
+"""What is added to the failing case's queries and keys, if the bug needs its lengths: whole tiles, and a few rows."""
+OTHERS_NEAR = (
+    (128, 0),
+    (0, 16),
+    (16, 0),
+    (2, 3),
+    (0, 32),
+    (32, 0),
+    (96, 192),
+    (-2, 0),
+    (0, -3),
+    (5, 0),
+    (0, 70),
+    (17, 17),
+    (11, 1),
+)
+"""What is added to them for the further calls."""
 SCALES = (None, 0.3, None, -0.125)
 """The scales of the calls, in turns: the default one, and others."""
 OF_SIGN = (0.3, 0.7, 0.125, 1.5)
@@ -76,11 +116,12 @@ def probes(case: Case, capabilities: Capabilities, needs: Collection[str]) -> It
     """Yield claimed cases that show what a kernel does where a failing case has what its bug ``needs``.
 
     They have the dtype and the layouts of the failing case, and most have its options. With what is no need they have
-    several values: batch, heads, groups and the causal mask. Of a scale that is needed only the sign is, so that no
+    several values: batch, heads, groups and the causal mask. Lengths that are needed are near those of the failing
+    case, as all calls of one length would tell too little. Of a scale that is needed only the sign is, so that no
     change of the scale passes for another; if large scores are needed, most calls have some. If the failing case has a
     tensor that is not contiguous, half of the calls have each tensor in another layout.
     """
-    for number, probe in enumerate(_of_lengths(LENGTHS, case, capabilities, needs)):
+    for number, probe in enumerate(_of_lengths((EVERYWHERE, NEAR), case, capabilities, needs)):
         yield (_laid_out(probe, number, capabilities) if number // 2 % 2 else None) or probe
 
 
@@ -89,7 +130,7 @@ def further(case: Case, capabilities: Capabilities, needs: Collection[str]) -> I
 
     If the failing case has a tensor that is not contiguous, the layouts of all tensors differ.
     """
-    for number, probe in enumerate(_of_lengths(OTHER_LENGTHS, case, capabilities, needs)):
+    for number, probe in enumerate(_of_lengths((OTHERS, OTHERS_NEAR), case, capabilities, needs)):
         yield probe
         if other := _laid_out(probe, number, capabilities):
             yield other
@@ -105,10 +146,15 @@ def _laid_out(case: Case, number: int, capabilities: Capabilities) -> Case | Non
 
 
 def _of_lengths(
-    lengths: Sequence[tuple[int, int]], case: Case, capabilities: Capabilities, needs: Collection[str]
+    lengths: tuple[Lengths, Lengths], case: Case, capabilities: Capabilities, needs: Collection[str]
 ) -> Iterator[Case]:
+    """Yield cases of the first lengths, or of the second, which are added to the case's own, if these are needed."""
+    needs = {*needs, *made_of({*needs} - {SCORES})}
+    asked, near = lengths
+    if not needs.isdisjoint(LENGTHS):
+        asked = [(max(1, case.seqlen_q + rows), max(0, case.seqlen_k + keys)) for rows, keys in near]
     dense = replace(with_normal_numbers(case), earlier=(), way="none")
-    for number, (seqlen_q, seqlen_k) in enumerate(lengths):
+    for number, (seqlen_q, seqlen_k) in enumerate(asked):
         for causal in (case.causal,) if "causal" in needs else (True, False):
             varied: dict[str, Any] = {
                 "batch": 1 + number // 2 % 3,
@@ -120,11 +166,16 @@ def _of_lengths(
                 "seqlen_k": seqlen_k,
             }
             without: dict[str, Any] = ADDED if number % 5 in WITHOUT else {}
-            kept = {name: value for name, value in (varied | without).items() if name not in needs}
-            if "sm_scale" in needs and case.sm_scale:
-                kept["sm_scale"] = math.copysign(OF_SIGN[number % len(OF_SIGN)], case.sm_scale)
+            fixed = needs.difference(LENGTHS)
+            kept = {name: value for name, value in (varied | without).items() if name not in fixed}
+            if "sm_scale" in needs and case.sm_scale != 0.0:
+                kept["sm_scale"] = math.copysign(OF_SIGN[number % len(OF_SIGN)], case.sm_scale or 1.0)
             if SCORES in needs:
                 kept |= OF_LARGE_SCORES[number % len(OF_LARGE_SCORES)]
             probe = changed(dense, seed=dense.seed + seqlen_q, **kept)
+            if probe.scores > SMALL:
+                probe = changed(
+                    probe, **{name: 1 for name in ("batch", "heads_kv", "group") if name not in needs}
+                )
             if probe.scores <= SMALL and capabilities.admits(probe):
                 yield probe

@@ -40,6 +40,26 @@ def test_needs_stay() -> None:
     assert {case.causal for case in probes(FAILING, replace(CLAIMS, causal=(False,)), ())} == {False}
 
 
+def test_lengths_that_are_needed_are_near_the_failing_ones() -> None:
+    asked = [*probes(replace(FAILING, seqlen_k=600), CLAIMS, {"lengths"})]
+    lengths = {(case.seqlen_q, case.seqlen_k) for case in asked}
+    assert (3, 600) in lengths
+    assert len(lengths) > 10
+    assert min(keys for _, keys in lengths) > 590
+
+
+def test_what_a_need_is_made_of_stays() -> None:
+    failing = replace(FAILING, causal=True, seqlen_q=80)
+    assert {case.causal for case in probes(failing, CLAIMS, {"blind rows"})} == {True}
+    assert {case.group for case in probes(failing, CLAIMS, {"heads_q"})} == {4}
+
+
+def test_a_call_of_many_scores_has_one_sequence() -> None:
+    asked = [*probes(replace(FAILING, seqlen_q=130, seqlen_k=130), CLAIMS, {"seqlen_q"})]
+    assert (258, 258) in {(case.seqlen_q, case.seqlen_k) for case in asked}
+    assert all(case.scores <= SMALL for case in asked)
+
+
 def test_further_calls_are_others_of_the_same_kind() -> None:
     asked, more = [*probes(FAILING, CLAIMS, {"group"})], [*further(FAILING, CLAIMS, {"group"})]
     assert {case.group for case in more} == {4}
