@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from reference.alternatives.declaration import BACKWARD, DK_AND_DV, DQ, Change, Given, alternative
-from reference.alternatives.scaling import factor
+from reference.alternatives.declaration import BACKWARD, DK_AND_DV, DQ, Change, Given, Moved, alternative
+from reference.alternatives.masks import TILES
+from reference.alternatives.scaling import factor, read_without_padding
 from reference.bounds import Exact
-from reference.heads import fold
+from reference.heads import fold, unfold
 
 OF_DS = (("dq", "dk"), DQ, ("dk",))
 """The sets of tensors that follow from dS."""
@@ -112,6 +113,64 @@ def delta_of_another_row(which: str) -> Change:
         return delta[:, :, rows]
 
     return Change(call=with_delta(change))
+
+
+@alternative(
+    "delta is stored in rows that are filled up with zeros to a multiple of {tile}, and read as if they were not, "
+    "in {tensors}",
+    scopes=OF_DS,
+    when=has_gradients,
+    tile=(8, *TILES),
+)
+def delta_padded(tile: int) -> Change:
+    """The memory of delta has room for whole tiles."""
+    return Change(call=with_delta(lambda delta, g: read_without_padding(delta[..., 0], tile)[..., None]))
+
+
+@alternative(
+    "delta is the sum of products of out in (batch, {out}) order and of dout in (batch, {dout}) order, in {tensors}",
+    scopes=OF_DS,
+    when=lambda g: has_gradients(g) and min(g["q"].shape[1:3]) > 1,
+    out=("row, head", "head, row"),
+    dout=("row, head", "head, row"),
+)
+def delta_of_other_order(out: str, dout: str) -> Change:
+    """Rows are flattened as they lie in memory."""
+
+    def change(delta: Tensor, g: Given) -> Tensor:
+        flat = [
+            (x.transpose(1, 2) if order.startswith("row") else x).flatten(0, 2)
+            for x, order in ((g["out"].double(), out), (g["dout"].double(), dout))
+        ]
+        return (flat[0] * flat[1]).sum(-1).view(delta.shape)
+
+    return Change(call=with_delta(change))
+
+
+@alternative(
+    "weights of splits of {tile} keys have no gradient in {tensors}",
+    scopes=OF_DS,
+    when=lambda g: has_gradients(g) and g["k"].shape[2] > TILES[0] and not g["rule"] and not g["dropout_p"],
+    tile=TILES,
+)
+def splits_detached(tile: int) -> Change:
+    """Splits are merged by factors that autograd takes for constants, so that each has a delta of its own."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        dp = e.weights * (fold(g["dout"], g["k"].shape[1]).double() @ e.v.mT)
+        delta, of_splits = dp.sum(-1, keepdim=True), []
+        for p, own in zip(e.weights.split(tile, -1), dp.split(tile, -1), strict=True):
+            of_splits.append(
+                p * (delta - own.sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp_min(1e-300))
+            )
+        apart = torch.cat(of_splits, -1) * e.sm_scale
+        dq, dk = unfold(apart @ e.k, g["q"].shape[1]), apart.mT @ e.q
+        return {
+            "dq": lambda value, bound: (value + dq, bound),
+            "dk": lambda value, bound: (value + dk, bound),
+        }
+
+    return Change(results=results)
 
 
 @alternative(

@@ -35,11 +35,13 @@ EVERY = (*OUT_AND_LSE, *BACKWARD)
 ONLY = "only"
 """The name of the value that says which calls an alternative is restricted to."""
 
-PASSES = (EVERY, OUT_AND_LSE, BACKWARD, DQ, DK_AND_DV, ("dk",), ("dv",))
+PASSES = (EVERY, OUT_AND_LSE, ("out",), ("lse",), BACKWARD, DQ, DK_AND_DV, ("dk",), ("dv",))
 """The sets of tensors that a change of what both passes compute may concern."""
 
 OF_TENSORS: Mapping[tuple[str, ...], str] = {
     OUT_AND_LSE: "in the forward alone, ",
+    ("out",): "in out, ",
+    ("lse",): "in lse, ",
     BACKWARD: "in the backward, ",
     DQ: "in dq, ",
     DK_AND_DV: "in dk and dv, ",
@@ -49,15 +51,48 @@ OF_TENSORS: Mapping[tuple[str, ...], str] = {
 """How the words of such a change begin."""
 
 
+def _up_to(tensors: str, most: int) -> Callable[[Given], bool]:
+    return lambda g: all(g[tensor].shape[2] <= most for tensor in tensors)
+
+
+def _fills(tensors: str, tile: int) -> Callable[[Given], bool]:
+    return lambda g: all(g[tensor].shape[2] % tile == 0 for tensor in tensors)
+
+
+def _unless(condition: Callable[[Given], bool]) -> Callable[[Given], bool]:
+    return lambda g: not condition(g)
+
+
+def _of_lengths() -> Iterator[tuple[str, Callable[[Given], bool]]]:
+    """Yield conditions on the numbers of queries and keys: sizes up to which a kernel has a path, and whole tiles."""
+    for tensors, up_to, more in (
+        ("q", "up to {} queries", "more than {} queries"),
+        ("k", "up to {} keys", "more than {} keys"),
+        ("qk", "up to {} queries and keys", "more than {} queries or keys"),
+    ):
+        for most in (2, 4, 8, 16, 32, 64, 128, 256, 512):
+            yield f"for {up_to}".format(most), _up_to(tensors, most)
+            yield f"for {more}".format(most), _unless(_up_to(tensors, most))
+    for tensors, fills, lacks in (
+        ("q", "seqlen_q is a multiple of {}", "seqlen_q is no multiple of {}"),
+        ("k", "seqlen_k is a multiple of {}", "seqlen_k is no multiple of {}"),
+        ("qk", "seqlen_q and seqlen_k are multiples of {}", "seqlen_q or seqlen_k is no multiple of {}"),
+    ):
+        for tile in (16, 32, 64, 128):
+            yield f"if {fills}".format(tile), _fills(tensors, tile)
+            yield f"if {lacks}".format(tile), _unless(_fills(tensors, tile))
+
+
 CONDITIONS: Mapping[str, Callable[[Given], bool]] = {
     "under the causal mask": lambda g: bool(g["causal"]),
     "without a causal mask": lambda g: not g["causal"],
     "for a single query": lambda g: g["q"].shape[2] == 1,
     "for several queries": lambda g: g["q"].shape[2] > 1,
-    "for up to 4 queries": lambda g: g["q"].shape[2] <= 4,
-    "for more than 4 queries": lambda g: g["q"].shape[2] > 4,
+    "for a single key": lambda g: g["k"].shape[2] == 1,
+    "for several keys": lambda g: g["k"].shape[2] > 1,
     "with fewer queries than keys": lambda g: g["q"].shape[2] < g["k"].shape[2],
     "with more queries than keys": lambda g: g["q"].shape[2] > g["k"].shape[2],
+    "with as many queries as keys": lambda g: g["q"].shape[2] == g["k"].shape[2],
     "where heads are grouped": lambda g: g["q"].shape[1] > g["k"].shape[1],
     "where heads are not grouped": lambda g: g["q"].shape[1] == g["k"].shape[1],
     "for a single key head": lambda g: g["k"].shape[1] == 1,
@@ -66,8 +101,7 @@ CONDITIONS: Mapping[str, Callable[[Given], bool]] = {
     "for several sequences": lambda g: len(g["q"]) > 1,
     "if sm_scale is negative": lambda g: g["sm_scale"] < 0,
     "if sm_scale is positive": lambda g: g["sm_scale"] > 0,
-    "if seqlen_k is a multiple of 16": lambda g: g["k"].shape[2] % 16 == 0,
-    "if seqlen_k is no multiple of 16": lambda g: g["k"].shape[2] % 16 != 0,
+    **dict(_of_lengths()),
 }
 """The calls to which an alternative may be restricted, as a kernel has other code for them."""
 
@@ -161,18 +195,16 @@ class Alternative:
     @property
     def is_fitted(self) -> bool:
         """Whether it has a number that is fitted to calls."""
-        return any(isinstance(x, float) for _, x in self.values)
+        return KINDS[self.name].fits is not None
 
     @property
     def always(self) -> "Alternative":
         """Return the alternative that concerns all calls."""
         return replace(self, values=tuple(x for x in self.values if x[0] != ONLY))
 
-    def restricted(self, g: Given) -> Iterator["Alternative"]:
-        """Yield it as it is restricted to calls of each kind to which this one belongs."""
-        for condition, is_met in CONDITIONS.items():
-            if is_met(g):
-                yield replace(self, values=(*self.values, (ONLY, condition)))
+    def restricted(self, condition: str) -> "Alternative":
+        """Return the alternative that concerns only the calls that meet a condition, one of ``CONDITIONS``."""
+        return replace(self, values=(*self.values, (ONLY, condition)))
 
     def beside(self, tensors: Collection[str]) -> "Alternative":
         """Return the alternative that concerns further tensors."""

@@ -1,5 +1,6 @@
 """Heads: which key head a query head reads, and which query heads are summed in dk and dv."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ from reference.alternatives.declaration import (
     OUT_AND_LSE,
     Change,
     Given,
+    Moved,
     alternative,
 )
+from reference.bounds import Exact
 
 
 def is_grouped(g: Given) -> bool:
@@ -22,24 +25,74 @@ def is_grouped(g: Given) -> bool:
     return bool(g["q"].shape[1] > g["k"].shape[1])
 
 
+def _has_several_groups(g: Given) -> bool:
+    return is_grouped(g) and g["k"].shape[1] > 1
+
+
 @alternative(
     "grouped heads are read interleaved: query head h reads key head h mod heads_kv",
     scopes=(EVERY, OUT_AND_LSE, BACKWARD, ("dq",), DK_AND_DV),
-    when=lambda g: is_grouped(g) and g["k"].shape[1] > 1,
+    when=_has_several_groups,
 )
 def interleaved() -> Change:
     """Query heads are numbered group by group, key heads are read in turns."""
 
-    def call(g: Given) -> Given:
-        heads, heads_kv = g["q"].shape[1], g["k"].shape[1]
-        order = torch.arange(heads, device=g["q"].device).view(-1, heads_kv).mT.flatten()
-        tensors = ("q", "dout", "out", "lse", "dq")
-        changed = {name: g[name][:, order] for name in tensors if g.get(name) is not None}
-        rule = g["rule"]
-        of_heads = {name: x[order] for name, x in rule.tensors.items() if name in ("alibi_slopes", "sinks")}
-        return {**g, **changed, "rule": replace(rule, **of_heads)}
+    def order(g: Given) -> Tensor:
+        return torch.arange(g["q"].shape[1]).view(-1, g["k"].shape[1]).mT.flatten()
 
-    return Change(call=call)
+    return Change(call=lambda g: _with_query_heads(order, g, ("dq",)))
+
+
+@alternative(
+    "query head h reads {what} of key head {which}",
+    scopes=(EVERY, OUT_AND_LSE, ("out",)),
+    when=_has_several_groups,
+    what=("k", "v", "k and v"),
+    which=(
+        "h mod heads_kv",
+        "h >> n, where 2^n is the size of a group, rounded up to a power of two",
+        "h >> n, where 2^n is the size of a group, rounded down to a power of two",
+    ),
+)
+def other_key_heads(what: str, which: str) -> Change:
+    """The number of the key head follows otherwise from that of the query head."""
+
+    def read(name: str, g: Given) -> Tensor:
+        heads, heads_kv = torch.arange(g["q"].shape[1], device=g["q"].device), g["k"].shape[1]
+        group = len(heads) // heads_kv
+        if name not in what.split(" and "):
+            return heads // group
+        if which.startswith("h mod"):
+            return heads % heads_kv
+        rounded = math.ceil if which.endswith("up to a power of two") else math.floor
+        return (heads >> rounded(math.log2(group))).clamp_max(heads_kv - 1)
+
+    return _by_query_heads(read)
+
+
+def _by_query_heads(
+    read: Callable[[str, Given], Tensor], added: Callable[[str, Given], Tensor] | None = None
+) -> Change:
+    """Return the change of the key heads, (heads_q,) int64, that query heads read of k and v.
+
+    Their parts of dk and dv are ``added`` to those heads, or to others.
+    """
+
+    def call(g: Given) -> Given:
+        return {**g, **{name: g[name][:, read(name, g)] for name in "kv"}}
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        def of(name: str) -> Moved:
+            at = (added or read)(name, g)
+
+            def summed(x: Tensor) -> Tensor:
+                return x.new_zeros(len(x), g["k"].shape[1], *x.shape[2:]).index_add_(1, at, x)
+
+            return lambda value, bound: (summed(value), summed(bound))
+
+        return {"dk": of("k"), "dv": of("v")}
+
+    return Change(call=call, results=results)
 
 
 @alternative(
@@ -182,10 +235,11 @@ def mean_of_group() -> Change:
     return Change(call=call)
 
 
-def _with_query_heads(order: Callable[[Given], Tensor], g: Given) -> Given:
+def _with_query_heads(order: Callable[[Given], Tensor], g: Given, also: tuple[str, ...] = ()) -> Given:
     """Return the call with query heads, and what was computed of them, in another order (heads_q,) int64."""
     at, rule = order(g).to(g["q"].device), g["rule"]
-    changed = {name: g[name][:, at] for name in ("q", "dout", "out", "lse") if g.get(name) is not None}
+    tensors = ("q", "dout", "out", "lse", *also)
+    changed = {name: g[name][:, at] for name in tensors if g.get(name) is not None}
     of_heads = {name: x[at] for name, x in rule.tensors.items() if name in ("alibi_slopes", "sinks")}
     return {**g, **changed, "rule": replace(rule, **of_heads)}
 
@@ -194,7 +248,10 @@ def _with_query_heads(order: Callable[[Given], Tensor], g: Given) -> Given:
     "{tensors} of key head h are summed over {which}",
     scopes=(DK_AND_DV, ("dk",), ("dv",)),
     when=is_grouped,
-    which=("the query heads from h on", "the first query head of its group, once for each"),
+    which=(
+        "the query heads from h on",
+        "the first query head of its group, once for each",
+    ),
 )
 def other_heads_summed(which: str) -> Change:
     """The number of the first query head, or the step to the next one, is left out."""
@@ -206,3 +263,20 @@ def other_heads_summed(which: str) -> Change:
         return (first + of_group if which.endswith("on") else first * group + 0 * of_group).flatten()
 
     return Change(call=lambda g: _with_query_heads(order, g))
+
+
+@alternative(
+    "the parts of query heads in {tensors} of key head h are those of the query heads that are h modulo heads_kv",
+    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    when=_has_several_groups,
+)
+def summed_in_turns() -> Change:
+    """What each query head adds is right, and is summed as if heads of a group did not follow each other."""
+
+    def in_turns(name: str, g: Given) -> Tensor:
+        return torch.arange(g["q"].shape[1], device=g["q"].device) % g["k"].shape[1]
+
+    def of_groups(name: str, g: Given) -> Tensor:
+        return torch.arange(g["q"].shape[1], device=g["q"].device) // (g["q"].shape[1] // g["k"].shape[1])
+
+    return _by_query_heads(of_groups, in_turns)

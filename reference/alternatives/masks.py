@@ -193,6 +193,12 @@ def last_of_tile(tile: int, g: Given) -> Tensor:
     return diagonals_of(g)[last, None]
 
 
+@alternative("the causal mask is left out in rows that see a key", when=is_plainly_causal)
+def no_mask_where_seen() -> Change:
+    """No row is masked, but rows that see no key are told apart."""
+    return remasked(lambda g, diagonals: (diagonals >= 0) & (keys_of(g) >= 0))
+
+
 @alternative(
     "under the causal mask, a tile of {rows} rows sees all of each tile of {tile} keys that its last row sees",
     when=is_plainly_causal,
@@ -261,16 +267,24 @@ def window_starts_late(tile: int, rows: int, which: str) -> Change:
 
 
 @alternative(
-    "under the causal mask, a row of a group, folded by row and head, is taken for its remainder by seqlen_q",
+    "under the causal mask, a row of a group, folded by {which}",
     when=lambda g: is_plainly_causal(g) and g["q"].shape[1] > g["k"].shape[1],
+    which=(
+        "row and head, is taken for its remainder by seqlen_q",
+        "head and row, is taken for its quotient by the size of the group",
+    ),
 )
-def row_by_remainder() -> Change:
-    """Rows are unfolded as if heads came first."""
+def row_by_remainder(which: str) -> Change:
+    """Rows are unfolded in another order than they were folded."""
 
     def seen(g: Given, diagonals: Tensor) -> Tensor:
         group, rows = g["q"].shape[1] // g["k"].shape[1], rows_of(g)
-        folded = rows * group + torch.arange(group, device=rows.device)[:, None]
-        return keys_of(g) <= (diagonals[0, :, 0][folded % max(1, len(rows))])[..., None]
+        of_group = torch.arange(group, device=rows.device)[:, None]
+        if which.startswith("row"):
+            at = (rows * group + of_group) % max(1, len(rows))
+        else:
+            at = (of_group * len(rows) + rows) // group
+        return keys_of(g) <= (diagonals[0, :, 0][at])[..., None]
 
     return remasked(seen)
 
@@ -286,24 +300,74 @@ def key_within_split(tile: int) -> Change:
 
 
 @alternative(
-    "tiles of {tile} keys are masked causally only {which}",
+    "the causal mask of a split of {tile} keys is aligned as if the call had these keys alone",
     when=is_plainly_causal,
     tile=TILES,
+)
+def mask_of_split(tile: int) -> Change:
+    """The offset between queries and keys follows from the length of the split."""
+
+    def seen(g: Given, diagonals: Tensor) -> Tensor:
+        keys, count = keys_of(g), g["k"].shape[2]
+        of_split = (count - keys // tile * tile).clamp_max(tile)
+        return keys % tile <= diagonals - count + of_split
+
+    return remasked(seen)
+
+
+@alternative(
+    "under the causal mask, the number of a row is that within its tile of {tile}",
+    when=is_plainly_causal,
+    tile=TILES,
+)
+def row_within_tile(tile: int) -> Change:
+    """The start of a tile of queries is not added."""
+    return remasked(lambda g, diagonals: keys_of(g) <= diagonals - (rows_of(g) // tile * tile)[:, None])
+
+
+@alternative(
+    "the causal mask is aligned as if the {which} were filled up to a multiple of {tile}",
+    when=is_causal,
+    which=("queries", "keys", "queries and keys"),
+    tile=TILES,
+)
+def aligned_as_filled_up(which: str, tile: int) -> Change:
+    """The offset between queries and keys follows from lengths in whole tiles."""
+
+    def call(g: Given) -> Given:
+        lacking = {name: -g[x].shape[2] % tile for x, name in (("q", "queries"), ("k", "keys"))}
+        by = lacking["keys"] * which.endswith("keys") - lacking["queries"] * which.startswith("queries")
+        return with_diagonals(diagonals_of(g) + by, g) if by else g
+
+    return Change(call=call)
+
+
+@alternative(
+    "in a tile of {rows} rows, tiles of {tile} keys are masked causally only {which}",
+    when=is_plainly_causal,
+    tile=TILES,
+    rows=(*TILES, "all"),
     which=(
         "where they would reach the diagonal of as many queries as keys",
-        "past those that the first row of a tile of as many rows sees, rounded up",
+        "past those that its first row sees, rounded up",
+        "as far from the last one as so many rows reach",
     ),
 )
-def tiles_unmasked(tile: int, which: str) -> Change:
+def tiles_unmasked(tile: int, rows: int | str, which: str) -> Change:
     """The number of tiles that need no mask is wrong."""
 
     def seen(g: Given, diagonals: Tensor) -> Tensor:
-        first, keys = (rows_of(g) // tile * tile)[:, None], keys_of(g)
+        of_tile = g["q"].shape[2] if isinstance(rows, str) else rows
+        tiles, start = keys_of(g) // tile, (rows_of(g) // of_tile * of_tile)[:, None]
         if which.endswith("rounded up"):
-            bare = keys // tile < -(-(diagonals_of(g)[first[:, 0]][:, None] + 1) // tile)
+            bare = tiles < -(-(first_of_tile(of_tile, g) + 1) // tile)
+        elif which.endswith("reach"):
+            last = last_of_tile(of_tile, g).clamp_max(g["k"].shape[2] - 1)
+            filled = (start + of_tile).clamp_max(g["q"].shape[2]) - start
+            bare = tiles <= last.div(tile, rounding_mode="floor") + (-filled).div(tile, rounding_mode="floor")
         else:
-            bare = keys // tile * tile + tile <= first
-        return bare | (keys <= diagonals)
+            bare = tiles * tile + tile <= start
+        return bare | (keys_of(g) <= diagonals)
 
     return remasked(seen)
 

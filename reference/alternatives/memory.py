@@ -120,6 +120,28 @@ def stored_by_strides_of(other: str) -> Change:
     return Change(results=results)
 
 
+@alternative(
+    "sequences of {tensors} are stored as far apart as those of {other}",
+    scopes=(("out",), *((name,) for name in BACKWARD)),
+    when=lambda g: len(g["q"]) > 1 and g["q"].shape[1:3] != g["k"].shape[1:3],
+    other=("k", "q"),
+)
+def sequences_of(other: str) -> Change:
+    """The stride of sequences follows from another tensor's shape; what is not stored is 0."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        def move(x: Tensor) -> Tensor:
+            apart, own = math.prod(g[other].shape[1:3]), math.prod(x.shape[1:3])
+            memory = x.new_zeros((len(x) - 1) * max(apart, own) + own, x.shape[-1])
+            for number, sequence in enumerate(x):
+                memory[number * apart : number * apart + own] = sequence.flatten(0, 1)
+            return memory[: len(x) * own].view(x.shape)
+
+        return dict.fromkeys(("out", *BACKWARD), lambda value, bound: (move(value), move(bound)))
+
+    return Change(results=results)
+
+
 def by(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return how many elements of memory a tensor with these strides reaches over."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE, Change, Given, alternative
@@ -38,6 +39,22 @@ def columns_dropped(what: str, most: int) -> Change:
         return {**g, **changed}
 
     return Change(call=call)
+
+
+@alternative(
+    "columns of {tensors} from {first} on are a copy of the first ones",
+    scopes=(("out",), ("dq",), ("dk",), ("dv",), BACKWARD),
+    when=lambda g: g["q"].shape[-1] > COLUMNS[0],
+    first=COLUMNS,
+)
+def columns_repeated(first: int) -> Change:
+    """The offset of a further tile of columns is left out."""
+
+    def move(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+        at = torch.arange(value.shape[-1], device=value.device) % first
+        return value[..., at], bound[..., at]
+
+    return Change(results=lambda e, g: dict.fromkeys(("out", *BACKWARD), move))
 
 
 @alternative("the last column of {tensors} is 0", scopes=(("out",), ("dq",), ("dk",), ("dv",)))

@@ -19,6 +19,9 @@ from reference.alternatives.masks import TILES, rows_of
 from reference.bounds import Exact
 from reference.heads import unfold
 
+MOST_ROWS = (16, 32, 64, 128, 256, 1024)
+"""Numbers of rows past which rows are tried to be left out."""
+
 
 def without_rows(lost: Tensor, g: Given) -> Given:
     """Return the call in which rows, (seqlen_q,) bool, have a dout of 0, so that dk and dv lack what they add."""
@@ -129,7 +132,7 @@ def row_lost(which: str) -> Change:
 @alternative(
     "query rows past {most} are lost in {tensors}",
     scopes=(DK_AND_DV, ("dk",), ("dv",)),
-    most=(16, 32, 64, 128, 256, 1024),
+    most=MOST_ROWS,
 )
 def rows_past_lost(most: int) -> Change:
     """No more rows than that are summed."""
@@ -173,13 +176,91 @@ def folded_rows_lost(tile: int) -> Change:
 )
 def folded_rows_not_computed(tile: int) -> Change:
     """The number of tiles follows from the queries of one head; out is 0 and lse -inf there."""
+    return not_computed(lambda g: _past_tiles(tile, g))
+
+
+def not_computed(lost: Callable[[Given], Tensor]) -> Change:
+    """Return the change that out is 0 and lse -inf in some rows, (heads_q or 1, seqlen_q) bool."""
+    return Change(results=lambda e, g: _none_at(lost(g)))
+
+
+def _none_at(lost: Tensor) -> dict[str, Moved]:
+    return {
+        "out": lambda x, bound: (x.masked_fill(lost[..., None], 0.0), bound),
+        "lse": lambda x, bound: (x.masked_fill(lost, -math.inf), bound),
+    }
+
+
+@alternative(
+    "query rows past {most} are not computed", scopes=(OUT_AND_LSE, ("out",), ("lse",)), most=(8, *MOST_ROWS)
+)
+def rows_past_not_computed(most: int) -> Change:
+    """No more rows than that are asked for; out is 0 and lse -inf there."""
+    return not_computed(lambda g: rows_of(g)[None] >= most)
+
+
+@alternative(
+    "rows of a group, folded by {order}, past {most} are not computed",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    order=("row and head", "head and row"),
+    most=(4, 8, *MOST_ROWS),
+)
+def folded_rows_past_not_computed(order: str, most: int) -> Change:
+    """No more rows of all heads of a group than that are asked for; out is 0 and lse -inf there."""
+
+    def lost(g: Given) -> Tensor:
+        heads, rows = g["q"].shape[1:3]
+        group = heads // g["k"].shape[1]
+        of_group = torch.arange(heads, device=g["q"].device)[:, None] % group
+        by_row = order.startswith("row")
+        return (rows_of(g) * group + of_group if by_row else of_group * rows + rows_of(g)) >= most
+
+    return not_computed(lost)
+
+
+@alternative(
+    "queries are split evenly into {parts} parts, and those left over are not computed",
+    scopes=(OUT_AND_LSE,),
+    parts=(2, 4, 8, 16),
+)
+def rest_of_parts_not_computed(parts: int) -> Change:
+    """The number of rows of a part is rounded down; out is 0 and lse -inf in the rest."""
+    return not_computed(lambda g: rows_of(g)[None] >= g["q"].shape[2] // parts * parts)
+
+
+@alternative(
+    "the last query head of each group of an odd size is not computed",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+)
+def last_of_odd_group_not_computed() -> Change:
+    """Heads of a group are taken in pairs; out is 0 and lse -inf in the last one."""
+
+    def lost(g: Given) -> Tensor:
+        heads = torch.arange(g["q"].shape[1], device=g["q"].device)[:, None]
+        group = len(heads) // g["k"].shape[1]
+        return (heads % group == group - 1) & bool(group % 2)
+
+    return not_computed(lost)
+
+
+@alternative(
+    "under the causal mask, no row past a first tile of {tile} rows that see no key is computed",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: bool(g["causal"]) and g["q"].shape[2] > g["k"].shape[2] > 0,
+    tile=TILES,
+)
+def ends_with_empty_tile(tile: int) -> Change:
+    """The loop over tiles of queries is left at one without keys; out is 0 and lse -inf from there on."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        lost = _past_tiles(tile, g)
-        return {
-            "out": lambda x, bound: (x.masked_fill(lost[..., None], 0.0), bound),
-            "lse": lambda x, bound: (x.masked_fill(lost, -math.inf), bound),
-        }
+        rows, empty = g["q"].shape[2], empty_rows(e)
+        of_tiles = (
+            torch.nn.functional.pad(empty, (0, -rows % tile), value=True).unflatten(-1, (-1, tile)).all(-1)
+        )
+        lost = of_tiles.int().cummax(-1).values.bool().repeat_interleave(tile, -1)[..., :rows]
+        return _none_at(lost)
 
     return Change(results=results)
 

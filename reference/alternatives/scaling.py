@@ -268,11 +268,45 @@ def lse_of_largest_split(tile: int) -> Change:
 )
 def lse_padded(tile: int) -> Change:
     """The memory of lse has room for whole tiles."""
+    return Change(
+        results=lambda e, g: {
+            "lse": lambda lse, bound: (read_without_padding(lse, tile), read_without_padding(bound, tile))
+        }
+    )
 
-    def move(x: Tensor) -> Tensor:
-        return torch.nn.functional.pad(x, (0, -x.shape[-1] % tile)).flatten()[: x.numel()].view(x.shape)
 
-    return Change(results=lambda e, g: {"lse": lambda lse, bound: (move(lse), move(bound))})
+def read_without_padding(x: Tensor, tile: int) -> Tensor:
+    """Return what is read of a tensor (batch, heads, rows) by its shape, if it lies in rows of whole tiles."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % tile)).flatten()[: x.numel()].view(x.shape)
+
+
+@alternative(
+    "lse is {value}", scopes=(("lse",),), when=lambda g: g.get("lse") is not None, value=(0.0, -math.inf)
+)
+def lse_is(value: float) -> Change:
+    """It is not computed."""
+    return Change(results=lambda e, g: {"lse": lambda lse, bound: (torch.full_like(lse, value), bound)})
+
+
+@alternative(
+    "lse leaves out the {which} split of {tile} keys, if there are several",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None and g["k"].shape[2] > TILES[0] and not g["rule"],
+    which=("first", "last"),
+    tile=TILES,
+)
+def lse_without_split(which: str, tile: int) -> Change:
+    """A loop over splits starts one late, or ends one early."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        keys = e.scores.shape[-1]
+        if keys <= tile:
+            return {}
+        kept = e.scores[..., tile:] if which == "first" else e.scores[..., : (keys - 1) // tile * tile]
+        without = unfold(kept.logsumexp(-1), e.q.shape[1] * e.group)
+        return {"lse": lambda lse, bound: (without, bound)}
+
+    return Change(results=results)
 
 
 @alternative(

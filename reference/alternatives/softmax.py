@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from reference.alternatives.declaration import EVERY, OUT_AND_LSE, Change, Given, Moved, Scores, alternative
-from reference.alternatives.masks import TILES
+from reference.alternatives.masks import TILES, first_of_tile, is_plain, keys_of, rows_of
 from reference.bounds import Exact
-from reference.heads import unfold
+from reference.heads import fold, unfold
 
+UNITS = {"ln 2": math.log(2.0), "log2(e)": math.log2(math.e)}
+"""Factors by which exponents are off where the unit of the scale is not that of the exponential."""
 ORDER = {2: "second", 3: "third", 4: "fourth"}
 
 
@@ -170,6 +172,77 @@ def maximum_of_tile(rows: int) -> Change:
     return _out_of_range(exponents)
 
 
+@alternative(
+    "the maximum that is subtracted from scores is that of all {of} at the same row",
+    scopes=(OUT_AND_LSE,),
+    of=("heads", "heads of a group", "sequences"),
+)
+def maximum_of_others(of: str) -> Change:
+    """Rows with scores far below those of other heads or sequences lose all weights."""
+
+    def exponents(e: Exact, g: Given) -> Tensor:
+        top = unfold(e.row_max.masked_fill(e.empty, -math.inf), g["q"].shape[1])
+        by_group = top.unflatten(1, (g["k"].shape[1], -1))
+        most = {
+            "heads": top.amax(1, keepdim=True),
+            "heads of a group": by_group.amax(2, keepdim=True).expand_as(by_group).flatten(1, 2),
+            "sequences": top.amax(0, keepdim=True),
+        }[of]
+        return fold(top - most, g["k"].shape[1]).masked_fill(e.empty, 0.0)
+
+    return _out_of_range(exponents)
+
+
+@alternative(
+    "the maximum that is subtracted from scores is that of all keys, also of hidden ones",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: bool(g["causal"]) and not g["rule"],
+)
+def maximum_of_hidden() -> Change:
+    """Scores are masked after their maximum was taken; a row with a hidden score far above the others loses all."""
+
+    def exponents(e: Exact, g: Given) -> Tensor:
+        return (e.row_max - (e.q @ e.k.mT * e.sm_scale).amax(-1)).masked_fill(e.empty, 0.0)
+
+    return _out_of_range(exponents)
+
+
+@alternative(
+    "the maximum that is subtracted from scores is taken before a negative sm_scale, so that it is their minimum",
+    scopes=(OUT_AND_LSE,),
+    when=lambda g: g["sm_scale"] < 0 and not g["rule"],
+)
+def minimum_subtracted() -> Change:
+    """The exponential of large scores overflows."""
+
+    def exponents(e: Exact, g: Given) -> Tensor:
+        least = e.scores.masked_fill(e.scores == -math.inf, math.inf).amin(-1)
+        return (e.row_max - least).masked_fill(e.empty, 0.0)
+
+    return _out_of_range(exponents)
+
+
+@alternative(
+    "the scale of scores is {which} times as large in tiles of {tile} keys that need a mask, in tiles of {rows} rows",
+    when=is_plain,
+    which=tuple(UNITS),
+    tile=TILES,
+    rows=TILES,
+)
+def scale_of_masked_tiles(which: str, tile: int, rows: int) -> Change:
+    """The code for tiles of keys that are not full, or that the diagonal cuts, has another unit."""
+
+    def scores(g: Given) -> Scores:
+        tiles, count = keys_of(g) // tile, g["k"].shape[2]
+        is_masked = (tiles * tile + tile > count).expand(len(rows_of(g)), -1)
+        if g["causal"]:
+            is_masked = is_masked | (tiles * tile + tile - 1 > first_of_tile(rows, g))
+        factor = torch.where(is_masked, UNITS[which], 1.0).repeat(g["q"].shape[1] // g["k"].shape[1], 1)
+        return lambda x, seen: (x * factor.where(x > -math.inf, x.new_ones(())), seen)
+
+    return Change(scores=scores)
+
+
 @alternative("scores that are NaN count as {score}", scopes=(OUT_AND_LSE,), score=("0", "hidden"))
 def nan_score(score: str) -> Change:
     """A comparison with NaN is false."""
@@ -183,7 +256,7 @@ def nan_score(score: str) -> Change:
 )
 def other_power(which: str) -> Change:
     """The unit of the exponents is not that of the exponential."""
-    unit = math.log(2.0) if which.startswith("2") else math.log2(math.e)
+    unit = UNITS["ln 2" if which.startswith("2") else "log2(e)"]
 
     def scores(g: Given) -> Scores:
         def rescored(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:

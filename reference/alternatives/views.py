@@ -7,13 +7,14 @@ whose arguments are changed as the kernel changes them, and whose outputs are ch
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from torch import Tensor
 
-from reference.alternatives.declaration import Alternative, Given, Moved, Scores, changes_of
+from reference.alternatives.declaration import OUT_AND_LSE, Alternative, Given, Moved, Scores, changes_of
+from reference.alternatives.masks import diagonals_of, is_plainly_causal
 from reference.bounds import Exact
-from reference.heads import fold
+from reference.heads import fold, unfold
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,15 @@ class View:
         return replace(e, is_part=False) if of_mask else e
 
     def moved(self, e: Exact) -> Mapping[str, Moved]:
-        """Return what changes the expected tensors, by name."""
+        """Return what changes the expected tensors, by name.
+
+        A kernel may divide by 0 in a row of which alternatives hide all keys: then NaN of its own is no error.
+        """
         found: dict[str, Moved] = {}
+        if self.alternatives and is_plainly_causal(self.given) and self.given["key_padding_mask"] is None:
+            hidden = unfold(e.empty, self.given["q"].shape[1]) & (diagonals_of(self.given) >= 0)
+            for name in OUT_AND_LSE if bool(hidden.any()) else ():
+                found[name] = partial(_unless_divided_by_0, hidden, self.given[name])
         for each in self.alternatives:
             if each.change.results is not None:
                 for name, move in each.change.results(e, self.given).items():
@@ -74,6 +82,13 @@ class View:
 def _with_nan(value: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """Return what nothing is known of where NaN is expected, as the NaN of a kernel equals no number."""
     return value, bound.masked_fill(value.isnan(), math.inf)
+
+
+def _unless_divided_by_0(
+    hidden: Tensor, actual: Tensor, value: Tensor, bound: Tensor
+) -> tuple[Tensor, Tensor]:
+    at = hidden.view(*hidden.shape, *[1] * (value.ndim - hidden.ndim)) & actual.isnan()
+    return value.masked_fill(at, math.nan), bound
 
 
 def _after(first: Moved, second: Moved) -> Moved:

@@ -5,20 +5,21 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference.alternatives import Alternative, Given, candidates
 from reference.alternatives.backward import gradients, has_gradients
-from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE
+from reference.alternatives.declaration import BACKWARD, CONDITIONS, EVERY, OUT_AND_LSE
 from reference.alternatives.memory import LeavesMemory
-from reference.alternatives.views import views
+from reference.alternatives.views import View, views
 from reference.bounds import Exact
 from reference.family import Family
 from reference.heads import unfold
 from tests.harness.trial.judge import exact_of, is_large, judge
-from tests.harness.trial.problem import Outputs, as_changed, given_of
+from tests.harness.trial.problem import ARGUMENTS, Outputs, as_changed, given_of
 from tests.harness.trial.trial import LawBroken, OutOfBounds, Trial
 
 FAR, LEAST_FAR = 8.0, 2.0**-10
@@ -78,16 +79,17 @@ class Compared:
 
 
 def compared(
-    trial: Trial, outputs: Outputs, told: tuple[Alternative, ...], names: Collection[str]
+    trial: Trial, outputs: Outputs, told: tuple[Alternative, ...], names: Collection[str], as_it_is: Exact
 ) -> Iterator[tuple[str, Compared]]:
     """Yield tensors of a call with what they are if a kernel computes some alternatives.
+
+    ``as_it_is`` are the exact quantities of the call without them.
 
     Raises LookupError or RuntimeError if these can't be told of the call.
     """
     p = trial.problem
     for view in views(given_of(p, outputs, trial.alignment), told, names):
-        changed, _ = as_changed(p, outputs, view.changed)
-        e = view.rescaled(exact_of(trial, changed, view.scores))
+        e = view.rescaled(_exact_of(trial, outputs, view, as_it_is))
         expected, moved = values(view.changed, e, view.names), view.moved(e)
         for name in view.names:
             actual, (value, size) = view.changed[name].double(), expected[name]
@@ -99,6 +101,13 @@ def compared(
             yield name, Compared(actual, value, size)
 
 
+def _exact_of(trial: Trial, outputs: Outputs, view: View, as_it_is: Exact) -> Exact:
+    """Return the exact quantities of a call as a view has it, which are often those of the call ``as_it_is``."""
+    if view.scores is None and all(view.changed[name] is view.given[name] for name in ARGUMENTS):
+        return as_it_is
+    return exact_of(trial, as_changed(trial.problem, outputs, view.changed)[0], view.scores)
+
+
 def limit_of(trial: Trial) -> float:
     """Return what part of its norm a tensor may miss a value by that it is not far from."""
     return max(LEAST_FAR, FAR * torch.finfo(trial.problem.dout.dtype).eps)
@@ -106,12 +115,18 @@ def limit_of(trial: Trial) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A call that was made: its trial, what it returned, and which tensors are wrong by themselves."""
+    """A call that was made: its trial, what it returned, and which tensors are wrong by themselves.
+
+    ``measured`` and ``refuted`` keep the answers of ``distances`` and ``unexplained``.
+    """
 
     trial: Trial
     outputs: Outputs
     wrong: frozenset[str]
-    measured: dict[tuple[tuple[Alternative, ...], str], float] = field(default_factory=dict)
+    measured: dict[tuple[tuple[Alternative, ...], str], float] = field(default_factory=dict, init=False)
+    refuted: dict[tuple[tuple[Alternative, ...], frozenset[str], bool], set[str]] = field(
+        default_factory=dict, init=False
+    )
 
     def unexplained(
         self, told: tuple[Alternative, ...], names: Collection[str], *, surely: bool = True
@@ -122,6 +137,13 @@ class Known:
         arithmetics that round at least as much as each design that the kernel may have, which takes less time: one that
         computes P again from lse, and one that keeps it.
         """
+        told = tuple(x.always for x in told if x.concerns(self.given))
+        asked = told, frozenset(names), surely
+        if asked not in self.refuted:
+            self.refuted[asked] = self._refuted(told, names, surely=surely)
+        return {*self.refuted[asked]}
+
+    def _refuted(self, told: tuple[Alternative, ...], names: Collection[str], *, surely: bool) -> set[str]:
         widest = self.trial.arithmetic
         roughly = Family((replace(widest, saved_weights=False), replace(widest, saved_weights=True)))
         family = self.trial.family if surely else roughly
@@ -153,12 +175,10 @@ class Known:
             (view,) = views(self.given, told, (name,))
         except LookupError:
             return False
-        own = [self.outputs.out, self.outputs.lse]
-        is_clear = name in OUT_AND_LSE or not any(
-            x is not None and bool((x.isnan() | x.isposinf()).any()) for x in own
-        )
         changes = (x.change for x in view.alternatives)
-        return is_clear or any(x.results is not None and x.call is None and x.scores is None for x in changes)
+        return (name in OUT_AND_LSE or self.is_clear) or any(
+            x.results is not None and x.call is None and x.scores is None for x in changes
+        )
 
     def distances(self, told: tuple[Alternative, ...], names: Collection[str]) -> dict[str, float]:
         """Return how far some tensors are from what alternatives compute, by norms in place of bounds: above 1 is far.
@@ -168,7 +188,7 @@ class Known:
         told = tuple(x.always for x in told if x.concerns(self.given))
         left = [name for name in names if (told, name) not in self.measured]
         try:
-            for name, each in compared(self.trial, self.outputs, told, left) if left else ():
+            for name, each in compared(self.trial, self.outputs, told, left, self.exact) if left else ():
                 self.measured[told, name] = each.distance(limit_of(self.trial))
         except LeavesMemory:
             refuting = self.unknown_of(told, left)
@@ -181,6 +201,22 @@ class Known:
     def given(self) -> Given:
         """Return the call as alternatives take it."""
         return given_of(self.trial.problem, self.outputs, self.trial.alignment)
+
+    @cached_property
+    def is_clear(self) -> bool:
+        """Whether neither NaN nor infinity is in out or lse, from which gradients follow; rows may see no key."""
+        own = (self.outputs.out, self.outputs.lse)
+        return not any(x is not None and bool((x.isnan() | x.isposinf()).any()) for x in own)
+
+    @cached_property
+    def exact(self) -> Exact:
+        """Return the exact quantities of the call."""
+        return exact_of(self.trial, self.trial.problem)
+
+    @cached_property
+    def conditions(self) -> list[str]:
+        """Return the conditions that the call meets, of those to which an alternative may be restricted."""
+        return [condition for condition, is_met in CONDITIONS.items() if is_met(self.given)]
 
     def missed(self, told: tuple[Alternative, ...], names: Collection[str]) -> set[str]:
         """Return which of some tensors are far from what the alternatives compute."""
@@ -202,7 +238,10 @@ def known_call(trial: Trial) -> Known | None:
     p = trial.problem
     if is_large(p):
         return None
-    outputs = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
+    made = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
+    # A kernel that returns the same memory again would have later calls write over what this one returned.
+    kept: dict[str, Any] = {name: x.clone() for name, x in made.named().items()}
+    outputs = replace(made, **kept)
     if trial.changed_input() is not None:  # what is right follows from the inputs as they were
         return None
     try:
@@ -216,11 +255,9 @@ def known_call(trial: Trial) -> Known | None:
 
 def candidates_of(call: Known, parts: tuple[Alternative, ...], name: str) -> Iterator[Alternative]:
     """Yield the alternatives that may explain a tensor of a call that has other alternatives, ``parts``, too."""
-    p = call.trial.problem
     with suppress(LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
         for view in views(call.given, of_tensors(parts, (name,)), (name,)):
-            changed, _ = as_changed(p, call.outputs, view.changed)
-            e = view.rescaled(exact_of(call.trial, changed, view.scores))
+            e = view.rescaled(_exact_of(call.trial, call.outputs, view, call.exact))
             for told in candidates(view.changed, e, (name,)):
                 if told.changes(view.changed):
                     yield told
@@ -239,7 +276,7 @@ def differ(
         with_out = {**given, "dout": trial.problem.dout, **forward.named(), **likely}
         likely = {x: y.to(dtype) for x, (y, _) in values(with_out, e).items() if x in BACKWARD}
         forward = replace(forward, **likely)
-    first, second = (dict(compared(trial, forward, of_tensors(x, names), names)) for x in (one, other))
+    first, second = (dict(compared(trial, forward, of_tensors(x, names), names, e)) for x in (one, other))
     for name, x in first.items():
         y = second[name]
         # What a kernel returned may be changed back: then its distance from what is expected tells.

@@ -28,7 +28,7 @@ LEAST_SHOWN = 3
 """How many calls have to show that a change is there in calls of a kind, and as many that it is in no others."""
 LEAST_GAIN = 0.05
 """By how much the logarithm of the distance has to shrink where a set of alternatives grows."""
-MOST_ASKED = 4
+MOST_ASKED = 8
 """How many further calls are made to tell apart what explains the same."""
 
 
@@ -195,7 +195,7 @@ class Search:
             others = (
                 x
                 for x in self._tied(explained, left)
-                if x[0].name != best[0].name and (is_fitted or not any(each.is_fitted for each in x))
+                if x[0] != best[0] and (is_fitted or not any(each.is_fitted for each in x))
             )
             for other in islice(others, 1):
                 found.tied[best[0].name] = other
@@ -295,15 +295,20 @@ class Search:
                         grown.append((sum(map(min, before, nearest)), parts, each))
             found = dict[frozenset[Alternative], tuple[float, tuple[Alternative, ...]]]()
             for _, parts, each in sorted(grown, key=lambda x: x[0])[: 2 * WIDTH]:
+                far, near = (self._distances(calls, told, name, base) for told in (parts, (*parts, each)))
+                found.setdefault(frozenset((*parts, each)), (sum(near), (*parts, each)))
                 call = self._first_left(parts, name, base)
-                for told in (each, *each.restricted(call.given)) if call else ():
-                    merit = sum(self._distances(calls, (*parts, told), name, base))
+                if call is None or not any(near):
+                    continue  # a restriction would change none of the calls
+                for only in call.conditions:
+                    told = each.restricted(only)
+                    merit = sum(
+                        x if only in y.conditions else z for x, y, z in zip(near, calls, far, strict=True)
+                    )
                     found.setdefault(frozenset((*parts, told)), (merit, (*parts, told)))
-                    if merit == 0.0 and told == each:
-                        break  # a restriction would change none of the calls
             best = sorted(found.values(), key=lambda x: x[0])
             sets = [x for _, x in best[:WIDTH]]
-            if held := [x for merit, x in best[:WIDTH] if merit == 0.0 and self._held(x, (name,), base)]:
+            if held := [x for merit, x in best if merit == 0.0 and self._held(x, (name,), base)]:
                 return held
         return []
 
@@ -363,12 +368,13 @@ class Search:
         failing = self._failing(names)
         others = [call for call in self.calls if call not in failing]
         steps = Known.missed, partial(Known.unexplained, surely=False), Known.unexplained
-        wrong = {x for x in names if not told or self._is_known((*base, *told), x)}
-        for call in failing if wrong else ():  # most are refuted so, without a look at the tensors beside
+        wrong = {*names}
+        for call in failing:  # most are refuted so, without a look at the tensors beside
             there = wrong & call.outputs.named().keys()
             wrong -= call.missed(of_tensors((*base, *told), there), there) if there else set()
             if not wrong:
                 return set()
+        wrong = {x for x in wrong if not told or self._is_known((*base, *told), x)}
         for refutes in steps if wrong else ():
             for call in (*failing, *others):
                 there = left & call.outputs.named().keys()

@@ -5,13 +5,14 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.registry import load
 from reference.alternatives import Alternative, candidates, changes_of, named
-from reference.alternatives.declaration import BACKWARD, EVERY, KINDS, OUT_AND_LSE
+from reference.alternatives.declaration import BACKWARD, CONDITIONS, EVERY, KINDS, OUT_AND_LSE
 from reference.alternatives.views import views
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
@@ -38,6 +39,9 @@ OTHER_CALLS = {
     "clamped": "large scores",
     "no_maximum": "large scores",
     "maximum_of_tile": "large scores",
+    "maximum_of_others": "large scores",
+    "maximum_of_hidden": "large scores",
+    "minimum_subtracted": "large scores",
     "nan_score": "NaN in q or k",
     "nan_is_0": "NaN in an input",
     "alibi_from_row": "ALiBi slopes",
@@ -125,12 +129,12 @@ def test_it_may_concern_sets_of_tensors_of_which_one_is_wrong() -> None:
     stored, masked = next(told_by("stored_by_strides_of")), next(told_by("no_mask"))
     assert stored.within(("dk", "dv"), ("dv",)) == ("dv",)
     assert masked.within(("out", "lse", "dv"), ("out",)) == OUT_AND_LSE
-    assert masked.within(("out", "dv"), ("out",)) == ()
+    assert next(told_by("one_head")).within(("out", "dv"), ("out",)) == ()
 
 
 def test_one_that_is_restricted_concerns_calls_of_a_kind() -> None:
     given = [given_of(x.problem, x.gradients(), x.alignment) for x in map(trial_of, CASES[:2])]
-    (told,) = (x for x in next(told_by("no_delta")).restricted(given[0]) if "under" in x.words)
+    told = next(told_by("no_delta")).restricted("under the causal mask")
     assert told.words == "delta is left out of dq and dk, only under the causal mask"
     assert [told.concerns(g) for g in given] == [True, False]
     assert named(json.loads(json.dumps(told.record))) == told
@@ -174,7 +178,11 @@ def test_a_fitted_factor_is_that_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values_of"), [("row_by_remainder", {}), ("key_within_split", {"tile": 32})]
+    ("name", "values_of"),
+    [
+        ("row_by_remainder", {"which": "row and head, is taken for its remainder by seqlen_q"}),
+        ("key_within_split", {"tile": 32}),
+    ],
 )
 def test_errors_of_keys_that_an_alternative_shows_to_a_row_count(
     name: str, values_of: dict[str, int]
@@ -198,18 +206,32 @@ LARGE = Case(
 
 @pytest.mark.parametrize(
     ("name", "values_of"),
-    [("no_maximum", {}), ("maximum_of_tile", {"rows": 64}), ("clamped", {"limit": 50.0})],
+    [
+        ("no_maximum", {}),
+        ("maximum_of_tile", {"rows": 64}),
+        ("maximum_of_others", {"of": "heads"}),
+        ("maximum_of_hidden", {}),
+        ("minimum_subtracted", {}),
+        ("clamped", {"limit": 50.0}),
+    ],
 )
-def test_what_large_scores_show_is_explained(name: str, values_of: dict[str, float]) -> None:
+def test_what_large_scores_show_is_explained(name: str, values_of: dict[str, Any]) -> None:
     """Weights in float32 overflow, or are 0 in rows far below others, as of a kernel that subtracts no maximum."""
-    trial = trial_of(LARGE)
+    sm_scale = -1.0 if name == "minimum_subtracted" else 1.0
+    trial = trial_of(replace(LARGE, causal=name == "maximum_of_hidden", seqlen_k=70, sm_scale=sm_scale))
     p, lse = trial.problem, right(trial).lse
     scores = (p.q.double() @ p.k.double().mT * p.sm_scale).float()
     if name == "clamped":
         scores = scores.clamp(-50.0, 50.0)
-    top = torch.zeros(()) if name == "no_maximum" else scores.amax(-1, keepdim=True)
+    top = {
+        "no_maximum": torch.zeros(()),
+        "maximum_of_others": scores.amax((1, -1), keepdim=True),
+        "minimum_subtracted": scores.amin(-1, keepdim=True),
+    }.get(name, scores.amax(-1, keepdim=True))
     if name == "maximum_of_tile":
         top = torch.cat([x.amax(-2, keepdim=True).expand_as(x) for x in top.split(64, -2)], -2)
+    if p.causal:
+        scores = scores.masked_fill(torch.ones(70, 70, dtype=torch.bool).triu(1), -math.inf)
     weights = (scores - top).exp()
     total = weights.sum(-1, keepdim=True)
     lse_of_it = (top + total.log())[..., 0]
@@ -235,3 +257,34 @@ def test_a_mask_that_is_left_out_is_no_other_one() -> None:
     ]
     with pytest.raises(LookupError, match="leaves the mask out"):
         list(views(given, told, ("out",)))
+
+
+def test_a_restriction_holds_for_calls_of_a_kind() -> None:
+    lengths = {(4, 64), (8, 64), (9, 64), (9, 5), (64, 128)}
+
+    def met(condition: str) -> set[tuple[int, int]]:
+        given = {(m, n): {"q": torch.empty(1, 1, m, 8), "k": torch.empty(1, 1, n, 8)} for m, n in lengths}
+        return {x for x, g in given.items() if CONDITIONS[condition](g)}
+
+    assert met("for up to 8 queries") == {(4, 64), (8, 64)} == lengths - met("for more than 8 queries")
+    assert (
+        met("for up to 16 queries and keys") == {(9, 5)} == lengths - met("for more than 16 queries or keys")
+    )
+    assert met("if seqlen_q and seqlen_k are multiples of 64") == {(64, 128)}
+    assert met("if seqlen_k is no multiple of 16") == {(9, 5)}
+
+
+def test_nan_is_no_error_in_a_row_of_which_an_alternative_hides_all_keys() -> None:
+    """A kernel that reads no key for a row divides 0 by 0; a row that sees no key by right is judged as always."""
+    trial = trial_of(Case(seqlen_q=45, seqlen_k=33, causal=True))
+    which = "its first row does not see to the end"
+    told = named(["tiles_on_diagonal_lost", ["out", "lse"], {"tile": 16, "rows": 16, "which": which}])
+    made = made_by(told, trial, right(trial))
+    assert made is not None
+    lost = (made.out == 0).all(-1)
+    lost[:, :, :12] = False
+    assert lost.any(), "some rows that see a key lose all"
+    nan = replace(made, out=made.out.masked_fill(lost[..., None], math.nan))
+    assert not Known(trial, nan, frozenset()).unexplained((told,), ("out",))
+    nan.out[:, :, 0] = math.nan
+    assert Known(trial, nan, frozenset()).unexplained((told,), ("out",)) == {"out"}

@@ -21,8 +21,14 @@ queries are not masked.
 
 def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward: bool) -> Tensor:
     rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
-    shift = 0 if "top_left" in bugs else k.shape[2] - q.shape[2]
+    shift: Any = 0 if "top_left" in bugs else k.shape[2] - q.shape[2]
     shift += "one_ahead" in bugs and backward
+    shift += (-k.shape[2] % TILE) * ("keys_filled_up" in bugs)
+    if "row_in_tile" in bugs:
+        rows = rows % TILE
+    if "mask_of_split" in bugs:
+        shift = (k.shape[2] - keys // TILE * TILE).clamp_max(TILE) - q.shape[2]
+        keys = keys % TILE
     causal = causal and not ("few_unmasked" in bugs and 1 < q.shape[2] <= 4)
     seen = keys <= rows + shift if causal and "no_mask" not in bugs else torch.ones(len(rows), len(keys)) > 0
     if "tail_of_keys" in bugs or ("causal_tail" in bugs and causal):
@@ -32,6 +38,8 @@ def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward:
 
 def _heads(x: Tensor, q: Tensor, bugs: frozenset[str]) -> Tensor:
     group = q.shape[1] // x.shape[1]
+    if "by_power_of_two" in bugs:
+        return x[:, torch.arange(q.shape[1]) >> (group - 1).bit_length()]
     return x.repeat(1, group, 1, 1) if "interleaved" in bugs else x.repeat_interleave(group, 1)
 
 
@@ -54,6 +62,8 @@ class _Attention(torch.autograd.Function):
         total = p.sum(-1, keepdim=True)
         out = p @ vv / total.masked_fill(empty, 1.0)
         lse = (top + total.log()).masked_fill(empty, -math.inf)[..., 0]
+        if "few_rows" in bugs:
+            out[:, :, 16:], lse[:, :, 16:] = 0.0, -math.inf
         if "tail_of_out" in bugs:
             out[:, :, out.shape[2] // TILE * TILE :] = 0.0
         ctx.save_for_backward(q, k, v, out, lse)
@@ -75,7 +85,19 @@ class _Attention(torch.autograd.Function):
         delta = (out * dout).sum(-1, keepdim=True) * (
             1.03 if "more_delta" in bugs else "no_delta" not in bugs
         )
+        if "delta_padded" in bugs:
+            memory = torch.nn.functional.pad(delta[..., 0], (0, -delta.shape[2] % TILE)).flatten()
+            delta = memory[: delta.numel()].view(delta.shape)
+        if "delta_of_rows" in bugs:
+            flat = out.transpose(1, 2).reshape(-1, out.shape[-1])
+            delta = (flat * dout.reshape(flat.shape)).sum(-1).view(delta.shape)
         ds = p * (dout @ vv.mT - delta)
+        if "splits_detached" in bugs:
+            for start in range(0, p.shape[-1], TILE):
+                part = p[..., start : start + TILE]
+                dp = (dout @ vv.mT)[..., start : start + TILE]
+                own = (part * dp).sum(-1, keepdim=True) / part.sum(-1, keepdim=True).clamp_min(1e-30)
+                ds[..., start : start + TILE] = part * (dp - own)
         rows = torch.arange(q.shape[2])[:, None]
         kept = (
             (rows < q.shape[2] // TILE * TILE).float() if "tail_of_rows" in bugs else torch.ones(len(rows), 1)
@@ -85,7 +107,18 @@ class _Attention(torch.autograd.Function):
             dq[4:] *= 2.0
         dk, dv = ds.mT @ (q.float() * kept) * sm_scale, p.mT @ (dout * kept)
         order = (group, k.shape[1]) if "interleaved" in bugs else (k.shape[1], group)
-        dk, dv = (x.unflatten(1, order).sum(1 if "interleaved" in bugs else 2) for x in (dk, dv))
+        if "summed_in_turns" in bugs:
+            order = (group, k.shape[1])
+        of_group = 1 if {"interleaved", "summed_in_turns"} & bugs else 2
+        read = torch.arange(q.shape[1]) >> (group - 1).bit_length()
+        dk, dv = (
+            torch.zeros_like(x[:, : k.shape[1]]).index_add(1, read, x)
+            if "by_power_of_two" in bugs
+            else x.unflatten(1, order).sum(of_group)
+            for x in (dk, dv)
+        )
+        if "copied_columns" in bugs:
+            dv = dv[..., torch.arange(dv.shape[-1]) % 16]
         if "first_of_group" in bugs:
             dv = (p.mT @ dout).unflatten(1, order)[:, :, 0]
         if "exchanged" in bugs:
@@ -132,5 +165,27 @@ INSTEAD: Mapping[str, tuple[str, ...]] = {
     "tail_of_rows": ("query rows past the last whole tile of 32 are lost in dk and dv",),
     "dq_unscaled": ("the scale that multiplies dq is left out",),
     "first_of_group": ("only the first query head of each group is summed in dv",),
+    "keys_filled_up": ("the causal mask is aligned as if the keys were filled up to a multiple of 32",),
+    "row_in_tile": ("under the causal mask, the number of a row is that within its tile of 32",),
+    "mask_of_split": (
+        "the causal mask of a split of 32 keys is aligned as if the call had these keys alone",
+    ),
+    "by_power_of_two": (
+        "query head h reads k and v of key head h >> n, where 2^n is the size of a group, rounded up to a power of two",
+    ),
+    "few_rows": ("query rows past 16 are not computed",),
+    "delta_padded": (
+        "delta is stored in rows that are filled up with zeros to a multiple of 32, and read as if they were not, "
+        "in dq and dk",
+    ),
+    "delta_of_rows": (
+        "delta is the sum of products of out in (batch, row, head) order and of dout in (batch, head, row) order, "
+        "in dq and dk",
+    ),
+    "splits_detached": ("weights of splits of 32 keys have no gradient in dq and dk",),
+    "summed_in_turns": (
+        "the parts of query heads in dk and dv of key head h are those of the query heads that are h modulo heads_kv",
+    ),
+    "copied_columns": ("columns of dv from 16 on are a copy of the first ones",),
 }
 """What the function computes with each wrong line."""

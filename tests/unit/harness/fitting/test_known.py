@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kernels.registry import load
 from reference.alternatives import Alternative
@@ -45,9 +46,36 @@ def test_nothing_is_known_of_gradients_that_follow_from_nan() -> None:
     told = (Alternative("no_mask", ("dk", "dv")),)
     assert call.is_told_by(told, "dk")
     lse = torch.full_like(call.outputs.named()["lse"], torch.nan)
-    spoiled = replace(call, outputs=replace(call.outputs, lse=lse), measured={})
+    spoiled = replace(call, outputs=replace(call.outputs, lse=lse))
     assert not spoiled.is_told_by(told, "dk")
     assert spoiled.is_told_by((Alternative("empty_gradients", ("dk", "dv")),), "dk")
+
+
+BUFFERS: dict[torch.Size, Tensor] = {}
+
+
+def in_one_buffer(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Returns lse in the memory that the call before returned, if it fits."""
+    out, lse = instead.kernel()(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out, BUFFERS.setdefault(lse.shape, torch.empty_like(lse)).copy_(lse.detach())
+
+
+def test_what_a_call_returned_stays_though_later_calls_write_over_it() -> None:
+    kernel = load(f"{__file__}:in_one_buffer")
+    first = known_call(Trial(kernel, CASE, "cpu", SAFETY))
+    assert first is not None
+    before = first.outputs.named()["lse"].clone()
+    known_call(Trial(kernel, replace(CASE, seed=1), "cpu", SAFETY))
+    assert torch.equal(first.outputs.named()["lse"], before)
+
+
+def test_what_does_not_concern_a_call_is_not_judged_again() -> None:
+    call = known("top_left")
+    told = (Alternative("no_mask", ("out", "lse")),)
+    assert call.unexplained(told, ("out", "lse")) == {"out", "lse"}
+    only = Alternative("shifted_mask", ("out",), (("by", 1), ("only", "without a causal mask")))
+    assert call.unexplained((*told, only), ("out", "lse")) == {"out", "lse"}
+    assert len(call.refuted) == 1
 
 
 def test_weights_that_are_cut_are_no_smaller_out() -> None:
