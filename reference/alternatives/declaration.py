@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from reference.bounds import Exact
+from reference.records import ONLY, SIZES
 
 Given = dict[str, Any]
 """The arguments of a call and what it returned, by name.
@@ -31,9 +32,6 @@ OUT_AND_LSE = ("out", "lse")
 DQ, DK_AND_DV = ("dq",), ("dk", "dv")
 BACKWARD = (*DQ, *DK_AND_DV)
 EVERY = (*OUT_AND_LSE, *BACKWARD)
-
-ONLY = "only"
-"""The name of the value that says which calls an alternative is restricted to."""
 
 PASSES = (EVERY, OUT_AND_LSE, ("out",), ("lse",), BACKWARD, DQ, DK_AND_DV, ("dk",), ("dv",))
 """The sets of tensors that a change of what both passes compute may concern."""
@@ -201,6 +199,15 @@ class Alternative:
     def always(self) -> "Alternative":
         """Return the alternative that concerns all calls."""
         return replace(self, values=tuple(x for x in self.values if x[0] != ONLY))
+
+    @property
+    def of_other_sizes(self) -> Iterator["Alternative"]:
+        """Yield it with other sizes of tiles, rows, or columns, which a kernel may choose by head_dim and dtype."""
+        grid, own = KINDS[self.name].grid, dict(self.values)
+        sizes = {name: grid[name] for name in SIZES if name in own and name in grid}
+        for values in itertools.product(*sizes.values()):
+            if sizes and (other := own | dict(zip(sizes, values, strict=True))) != own:
+                yield replace(self, values=tuple(other.items()))
 
     def restricted(self, condition: str) -> "Alternative":
         """Return the alternative that concerns only the calls that meet a condition, one of ``CONDITIONS``."""

@@ -8,6 +8,7 @@ from sysconfig import get_path
 from typing import Any
 
 from kernels.contract.tuners import is_tuner
+from reference.records import ONLY, SIZES
 from strategies.case import TENSORS, Case, changed
 from tests.harness.files import ROOT
 
@@ -249,7 +250,7 @@ class Finding:
         found: set[tuple[Any, ...]] = {("outside", place) for place in self.outside}
         for name, tensors, values in map(json.loads, self.alternatives):
             told = {key: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for key, x in values.items()}
-            told = {key: x for key, x in told.items() if key not in ("tile", "only")}
+            told = {key: x for key, x in told.items() if key not in (*SIZES, ONLY)}
             found |= {(name, tensor, *sorted(told.items())) for tensor in tensors}
         return found
 

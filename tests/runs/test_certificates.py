@@ -38,6 +38,15 @@ def test_a_later_failure_that_it_explains_is_counted_for_it(subject_of: SubjectO
     assert subject.known.blamed[bug.key, "backward"] == 2
 
 
+def test_sizes_of_tiles_may_follow_head_dim(subject_of: SubjectOf) -> None:
+    subject = subject_of(instead.BY_HEAD_DIM, toys=INSTEAD)
+    subject.check(law_named("forward"), DRAWN)
+    subject.check(law_named("forward"), replace(DRAWN, head_dim=64, seqlen_k=90, causal=False))
+    (bug,) = subject.known.bugs.values()
+    assert bug.failure.finding.certificate.endswith("keys past the last whole tile of 32 are dropped")
+    assert subject.known.blamed[bug.key, "forward"] == 2
+
+
 def test_it_is_told_in_place_of_a_less_precise_design(subject_of: SubjectOf) -> None:
     """Without it, a delta that is 3 % too large is told as that of a kernel in tf32."""
     subject = subject_of("more_delta", toys=INSTEAD)

@@ -1,10 +1,12 @@
 """Bugs that have a certificate: how one is asked for, and which failures the certificates of known bugs explain."""
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from reference.alternatives import named
 from strategies.case import Case
 from strategies.features import LENGTHS, NAN, SCORES, value_of
 from tests.harness.bugs.attribution import FailingExample
@@ -88,7 +90,7 @@ def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -
     failure is returned as it is if the certificates explain no part of it, and in a case with NaN or infinity in an
     input, since a certificate is of finite numbers. Raises OutOfTime.
     """
-    exact = [bug for bug in known if bug.is_certified_exactly]
+    exact = [bug for bug in known if bug.is_certified_exactly and not _may_have_other_sizes(bug, broken.case)]
     alternatives = tuple(x for bug in exact for x in bug.failure.finding.alternatives)
     whole = broken.finding
     is_asked = whole.kind in NUMBERS and law_named(broken.law).is_basic and not value_of(broken.case, NAN)
@@ -123,7 +125,8 @@ def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> li
     """Return the bugs whose certificates explain a failure, alone or all together; none if they do not.
 
     They do if the case holds, judged against what they say that the kernel computes, or if NaN comes from memory that
-    they say it reads. Raises OutOfTime.
+    they say it reads. Sizes of tiles are those of one head_dim and dtype: of another, other sizes are asked for.
+    Raises OutOfTime.
     """
     if any(bug.failure.finding.outside for bug in known):
         outside = {*runs.read_outside(broken.law, broken.case, broken.finding)}
@@ -136,4 +139,22 @@ def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> li
         alternatives = tuple(x for bug in bugs for x in bug.failure.finding.alternatives)
         if bugs and runs.holds_as(broken.law, broken.case, broken.ignored, alternatives):
             return bugs
+    for bug in with_one:
+        for sized in _of_other_sizes(bug) if _may_have_other_sizes(bug, broken.case) else ():
+            if runs.holds_as(broken.law, broken.case, broken.ignored, sized):
+                return [bug]
     return []
+
+
+def _may_have_other_sizes(bug: Bug, case: Case) -> bool:
+    """Whether the sizes that a certificate names, if it names some, may be others in a case."""
+    own = bug.failure.case
+    return (own.head_dim, own.dtype) != (case.head_dim, case.dtype) and any(_of_other_sizes(bug))
+
+
+def _of_other_sizes(bug: Bug) -> Iterator[tuple[str, ...]]:
+    """Yield the alternatives of a bug's certificate with other sizes of one of them."""
+    records = bug.failure.finding.alternatives
+    for at, told in enumerate(map(json.loads, records)):
+        for other in named(told).of_other_sizes:
+            yield *records[:at], json.dumps(other.record), *records[at + 1 :]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 TILE = 32
-RARE, CUT, FEW = "fifth_sequence", "cut", "few_unmasked"
+RARE, CUT, FEW, BY_HEAD_DIM = "fifth_sequence", "cut", "few_unmasked", "tail_by_head_dim"
 """Wrong lines that a certificate can't tell, or only from several calls of a kind.
 
 dq of sequences from the fifth on is twice what it should be; weights are cut to 16 bits, not rounded; two to four
-queries are not masked.
+queries are not masked; keys past the last whole tile are dropped, whose size depends on head_dim.
 """
 
 
@@ -31,6 +31,8 @@ def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward:
         keys = keys % TILE
     causal = causal and not ("few_unmasked" in bugs and 1 < q.shape[2] <= 4)
     seen = keys <= rows + shift if causal and "no_mask" not in bugs else torch.ones(len(rows), len(keys)) > 0
+    if BY_HEAD_DIM in bugs:
+        seen = seen & (keys < len(keys) // (tile := TILE if q.shape[-1] <= 32 else TILE // 2) * tile)
     if "tail_of_keys" in bugs or ("causal_tail" in bugs and causal):
         seen = seen & (keys < len(keys) // TILE * TILE)
     return seen
@@ -129,7 +131,7 @@ class _Attention(torch.autograd.Function):
 def __getattr__(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return the function whose wrong lines the name has, joined by ``_and_``; ``sound`` has none."""
     bugs = name.split("_and_")
-    if name != "sound" and not {*bugs} <= {*INSTEAD, RARE, CUT, FEW}:
+    if name != "sound" and not {*bugs} <= {*INSTEAD, RARE, CUT, FEW, BY_HEAD_DIM}:
         raise AttributeError(name)
     return kernel(*bugs)
 

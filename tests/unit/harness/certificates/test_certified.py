@@ -108,6 +108,22 @@ def test_a_failure_is_explained_by_one_bug_or_by_all_together() -> None:
     assert explained_by(broken, known, as_runs(Answers())) == []
 
 
+def test_of_another_head_dim_other_sizes_are_asked_for() -> None:
+    class OfTile16(Answers):
+        def holds_as(
+            self, law: str, case: Case, ignored: frozenset[str], alternatives: tuple[str, ...]
+        ) -> bool:
+            return all(json.loads(x)[2]["tile"] == 16 for x in alternatives)
+
+    known, runs = bug(("tail_dropped", ["out"], {"tile": 64})), as_runs(OfTile16())
+    broken = FailingExample("forward", Case(), replace(known.failure.finding, wrong=100))
+    wide = replace(broken, case=Case(head_dim=128))
+    assert explained_by(broken, [known], runs) == []
+    assert explained_by(wide, [known], runs) == [known]
+    assert explained_by(replace(broken, case=Case(dtype="float16")), [known], runs) == [known]
+    assert beside_certified(wide, [known], runs) is wide, "the rest would be that of another tile"
+
+
 def test_a_crash_is_explained_by_no_certificate() -> None:
     known, died = [bug(("no_delta", ["dq"], {}))], Finding(claim="it runs", kind="died")
     assert explained_by(FailingExample("forward", Case(), died), known, as_runs(Answers(("no_delta",)))) == []
