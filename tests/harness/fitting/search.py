@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import islice
 
 from reference.alternatives import Alternative
-from reference.alternatives.declaration import BACKWARD, EVERY, OUT_AND_LSE
+from reference.alternatives.declaration import BACKWARD, EVERY, OF_TENSORS, OUT_AND_LSE
 from strategies.case import Case
 from tests.harness.fitting.known import Known, candidates_of, differ, known_call, of_tensors
 from tests.harness.trial.trial import Trial
@@ -28,6 +28,8 @@ LEAST_SHOWN = 3
 """How many calls have to show that a change is there in calls of a kind, and as many that it is in no others."""
 LEAST_GAIN = 0.05
 """By how much the logarithm of the distance has to shrink where a set of alternatives grows."""
+FEWEST_ASKED = 10
+"""Of how many cases a kernel is asked at least where there is no time for all: a few are explained by too much."""
 MOST_ASKED = 8
 """How many further calls are made to tell apart what explains the same."""
 
@@ -36,12 +38,14 @@ MOST_ASKED = 8
 class Certificate:
     """What explains the wrong tensors of all calls: ``alternatives``. Nothing explains the tensors ``unexplained``.
 
-    ``tied`` has, by name of one of them, what explains the same tensors in its place.
+    ``tied`` has, by name of one of them, what explains the same tensors in its place. ``first`` is the call that failed
+    first, if it is among them.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
     tied: dict[str, tuple[Alternative, ...]] = field(default_factory=dict)
     unexplained: set[str] = field(default_factory=set)
+    first: Known | None = None
 
     def add(self, told: Alternative, tensors: Collection[str]) -> None:
         """Add an alternative as it concerns these tensors; they count for the same one if that is known already."""
@@ -55,9 +59,13 @@ class Certificate:
     def of_bug(self, tensor: str, known: Collection[Alternative] = ()) -> "Certificate":
         """Return what explains one bug: the tensor, and what is explained by the same, less what is ``known`` already.
 
-        What explains other tensors alone is another bug. What changes out or lse is a bug of these: gradients that are
-        computed from them follow.
+        What explains other tensors alone is another bug, and so is what the first call does not need to be explained.
+        What changes out or lse is a bug of these: gradients that are computed from them follow. Nothing is returned if
+        a tensor of the forward, or a gradient, is unexplained like the tensor: a part of an explanation may be wrong.
         """
+        alike = next((x for x in (OUT_AND_LSE, BACKWARD) if tensor in x), (tensor,))
+        if not self.unexplained.isdisjoint(alike):
+            return replace(self, alternatives=[])
         names = {x.name for x in known}
         own = {x: {*x.tensors}.intersection(OUT_AND_LSE) or {*x.tensors} for x in self.alternatives}
         linked, before = {tensor}, set[str]()
@@ -66,17 +74,27 @@ class Certificate:
         while linked != before:
             before = {*linked}
             linked.update(*(tensors for tensors in own.values() if not linked.isdisjoint(tensors)))
-        kept = [x for x, tensors in own.items() if not linked.isdisjoint(tensors) and x.name not in names]
-        return replace(self, alternatives=kept)
+        kept = [x for x, tensors in own.items() if not linked.isdisjoint(tensors)]
+        there = self.first.wrong.intersection(linked) if self.first else set[str]()
+        for told in (*kept,):
+            rest = tuple(x for x in kept if x != told)
+            if self.first and there and rest and not self.first.unexplained(of_tensors(rest, there), there):
+                kept.remove(told)
+        return replace(self, alternatives=[x for x in kept if x.name not in names])
 
     @property
     def words(self) -> list[str]:
-        """Say what the kernel computes instead, and what no call has told apart from that."""
+        """Say what the kernel computes instead, and what no call has told apart from that.
+
+        Of gradients that nothing explains it is not said that they are free of it.
+        """
         found = []
         for told in self.alternatives:
             others = (x.words for x in of_tensors(self.tied.get(told.name, ()), told.tensors))
             other = " and ".join(others)
-            found.append(f"{told.words} (or {other})" if other else told.words)
+            words = f"{told.words} (or {other})" if other else told.words
+            is_known = self.unexplained.isdisjoint(BACKWARD)
+            found.append(words if is_known else words.replace(OF_TENSORS[OUT_AND_LSE], "in the forward, "))
         return found
 
 
@@ -439,13 +457,19 @@ def search(
     """Call a kernel on these cases, and return the certificate of what is wrong; None if nothing is.
 
     ``seconds`` are those of the processor, so that other work on the machine changes nothing; half of them are for the
-    calls. A case that can't be run tells nothing. ``further`` is that of ``Search``.
+    calls, and nothing is returned if that was enough for a few of them. A case that can't be run tells nothing. The
+    first case is the one that failed. ``further`` is that of ``Search``.
     """
-    start, calls = time.process_time(), list[Known]()
-    for case in cases:
+    start, calls, first = time.process_time(), list[Known](), None
+    for number, case in enumerate(cases):
         with suppress(Exception):
-            calls += filter(None, [known_call(trial_of(case))])
+            call = known_call(trial_of(case))
+            calls += [call] if call else []
+            first = first if number else call
         if time.process_time() > start + seconds / 2:
+            if number + 1 < FEWEST_ASKED:
+                return None
             break
-    found = Search(calls, start + seconds, further, trial_of)
-    return found.certificate() if any(call.wrong for call in calls) else None
+    if not any(call.wrong for call in calls):
+        return None
+    return replace(Search(calls, start + seconds, further, trial_of).certificate(), first=first)

@@ -200,7 +200,7 @@ class Worker:
 
         cases, further = (list(map(from_record, request[name])) for name in ("cases", "further"))
         found = search(cases, trial_of, request["seconds"], further)
-        if found is None or found.unexplained:
+        if found is None:
             return {"words": [], "alternatives": []}
         told = found.of_bug(request["tensor"], [named(json.loads(x)) for x in run.alternatives])
         return {"words": told.words, "alternatives": [json.dumps(x.record) for x in told.alternatives]}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.registry import load
+from reference.alternatives import Alternative
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import SCORES
@@ -113,6 +114,38 @@ def test_two_wrong_lines_in_one_tensor_are_both_told() -> None:
     assert {x.name for x in found.alternatives} == {"one_of_group", "tail_rows_lost"}
 
 
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [(replace(FAILING, group=1), "tail_dropped"), (replace(FAILING, seqlen_k=64), "interleaved")],
+)
+def test_what_the_first_call_does_not_need_is_another_bug(case: Case, name: str) -> None:
+    cases = [case, FAILING, replace(FAILING, seqlen_q=65, causal=False, seed=1)]
+    found = told_of("tail_of_keys_and_interleaved", cases)
+    assert {x.name for x in found.alternatives} == {"tail_dropped", "interleaved"}
+    assert [x.name for x in found.of_bug("out").alternatives] == [name]
+
+
+def test_without_time_for_several_calls_nothing_is_told() -> None:
+    kernel, asked = load(f"{instead.__name__}:top_left"), list[Case]()
+
+    def trial_of(case: Case) -> Trial:
+        asked.append(case)
+        return Trial(kernel, case, "cpu", SAFETY)
+
+    cases = [FAILING, *probes(FAILING, kernel.capabilities, ())]
+    assert search(cases, trial_of, 1e-9) is None
+    assert asked == cases[:1]
+
+
+def test_what_is_not_explained_does_not_matter_to_the_other_pass() -> None:
+    told = Alternative("no_mask", ("out", "lse"))
+    found = Certificate([told], unexplained={"dk"})
+    assert found.of_bug("out").words == ["in the forward, the causal mask is left out"]
+    assert found.of_bug("dq").words == []
+    assert Certificate([told], unexplained={"lse"}).of_bug("out").words == []
+    assert Certificate([told]).of_bug("out").words == ["in the forward alone, the causal mask is left out"]
+
+
 def test_two_wrong_lines_that_meet_in_every_call_are_both_told() -> None:
     """Neither explains a call alone, as no call has whole tiles of keys and ungrouped heads."""
     found = told_of(
@@ -146,14 +179,6 @@ def test_a_sound_function_has_none() -> None:
 def test_a_call_that_writes_to_its_inputs_tells_nothing() -> None:
     kernel = load("tests.unit.support.toys:writing")
     assert known_call(Trial(kernel, FAILING, "cpu", SAFETY)) is None
-
-
-def test_an_empty_time_gives_no_certificate() -> None:
-    kernel = load(f"{instead.__name__}:top_left")
-    found = search([FAILING], lambda case: Trial(kernel, case, "cpu", SAFETY), 0.0)
-    assert found is not None
-    assert found.unexplained
-    assert not found.alternatives
 
 
 def few_unmasked(lengths: Sequence[int]) -> Certificate:
