@@ -26,6 +26,7 @@ EVERYWHERE = (
     (2, 50),
     (4, 95),
     (4, 600),
+    (40, 700),
     (300, 20),
 )
 """Queries and keys of the calls: whole tiles of 16 to 128, a row or a key more, rows that see no key, one query."""
@@ -80,8 +81,8 @@ OTHERS_NEAR = (
 """What is added to them for the further calls."""
 SCALES = (None, 0.3, None, -0.125)
 """The scales of the calls, in turns: the default one, and others."""
-OF_SIGN = (0.3, 0.7, 0.125, 1.5)
-"""Sizes of the scales where the bug needs a scale: they have the sign of the failing case's."""
+OF_SIGN = (0.8, 1.4, 0.6, 1.2)
+"""Sizes of the scales where the bug needs a scale, times 1 / sqrt(head_dim), with the sign of the failing case's."""
 LAID_OUT = (
     {"q_layout"},
     {"dout_layout"},
@@ -169,7 +170,8 @@ def _of_lengths(
             fixed = needs.difference(LENGTHS)
             kept = {name: value for name, value in (varied | without).items() if name not in fixed}
             if "sm_scale" in needs and case.sm_scale != 0.0:
-                kept["sm_scale"] = math.copysign(OF_SIGN[number % len(OF_SIGN)], case.sm_scale or 1.0)
+                size = OF_SIGN[number % len(OF_SIGN)] / math.sqrt(case.head_dim)
+                kept["sm_scale"] = math.copysign(size, case.sm_scale or 1.0)
             if SCORES in needs:
                 kept |= OF_LARGE_SCORES[number % len(OF_LARGE_SCORES)]
             probe = changed(dense, seed=dense.seed + seqlen_q, **kept)
