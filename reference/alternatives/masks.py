@@ -357,7 +357,7 @@ def tiles_unmasked(tile: int, rows: int | str, which: str) -> Change:
     """The number of tiles that need no mask is wrong."""
 
     def seen(g: Given, diagonals: Tensor) -> Tensor:
-        of_tile = g["q"].shape[2] if isinstance(rows, str) else rows
+        of_tile = max(1, g["q"].shape[2]) if isinstance(rows, str) else rows
         tiles, start = keys_of(g) // tile, (rows_of(g) // of_tile * of_tile)[:, None]
         if which.endswith("rounded up"):
             bare = tiles < -(-(first_of_tile(of_tile, g) + 1) // tile)

@@ -237,8 +237,9 @@ def scale_of_masked_tiles(which: str, tile: int, rows: int) -> Change:
         is_masked = (tiles * tile + tile > count).expand(len(rows_of(g)), -1)
         if g["causal"]:
             is_masked = is_masked | (tiles * tile + tile - 1 > first_of_tile(rows, g))
-        factor = torch.where(is_masked, UNITS[which], 1.0).repeat(g["q"].shape[1] // g["k"].shape[1], 1)
-        return lambda x, seen: (x * factor.where(x > -math.inf, x.new_ones(())), seen)
+        factor = torch.ones_like(is_masked, dtype=torch.float64).masked_fill(is_masked, UNITS[which])
+        of_group = factor.repeat(g["q"].shape[1] // g["k"].shape[1], 1)
+        return lambda x, seen: (x * of_group, seen)
 
     return Change(scores=scores)
 

@@ -69,9 +69,11 @@ class View:
         """
         found: dict[str, Moved] = {}
         if self.alternatives and is_plainly_causal(self.given) and self.given["key_padding_mask"] is None:
-            hidden = unfold(e.empty, self.given["q"].shape[1]) & (diagonals_of(self.given) >= 0)
+            hidden = unfold(e.empty, e.q.shape[1] * e.group) & (diagonals_of(self.given) >= 0)
             for name in OUT_AND_LSE if bool(hidden.any()) else ():
-                found[name] = partial(_unless_divided_by_0, hidden, self.given[name])
+                actual = self.given.get(name)
+                if actual is not None and actual.shape[:3] == hidden.shape:  # it may be a part of the call
+                    found[name] = partial(_unless_divided_by_0, hidden, actual)
         for each in self.alternatives:
             if each.change.results is not None:
                 for name, move in each.change.results(e, self.given).items():

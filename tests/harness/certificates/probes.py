@@ -118,11 +118,15 @@ def probes(case: Case, capabilities: Capabilities, needs: Collection[str]) -> It
 
     They have the dtype and the layouts of the failing case, and most have its options. With what is no need they have
     several values: batch, heads, groups and the causal mask. Lengths that are needed are near those of the failing
-    case, as all calls of one length would tell too little. Of a scale that is needed only the sign is, so that no
+    case, as all calls of one length would tell too little, and a few are nearly equal, as calls with far more keys than
+    queries would take a change of some rows for one of all. Of a scale that is needed only the sign is, so that no
     change of the scale passes for another; if large scores are needed, most calls have some. If the failing case has a
     tensor that is not contiguous, half of the calls have each tensor in another layout.
     """
-    for number, probe in enumerate(_of_lengths((EVERYWHERE, NEAR), case, capabilities, needs)):
+    rows, keys = case.seqlen_q, case.seqlen_k
+    alike = ((rows, rows + 1), (max(1, keys - 1), keys), (rows, rows))
+    lengths = (*_near(case, NEAR), *alike) if _has_lengths(needs) else EVERYWHERE
+    for number, probe in enumerate(_of_lengths(lengths, case, capabilities, needs)):
         yield (_laid_out(probe, number, capabilities) if number // 2 % 2 else None) or probe
 
 
@@ -131,7 +135,8 @@ def further(case: Case, capabilities: Capabilities, needs: Collection[str]) -> I
 
     If the failing case has a tensor that is not contiguous, the layouts of all tensors differ.
     """
-    for number, probe in enumerate(_of_lengths((OTHERS, OTHERS_NEAR), case, capabilities, needs)):
+    lengths = _near(case, OTHERS_NEAR) if _has_lengths(needs) else OTHERS
+    for number, probe in enumerate(_of_lengths(lengths, case, capabilities, needs)):
         yield probe
         if other := _laid_out(probe, number, capabilities):
             yield other
@@ -146,16 +151,25 @@ def _laid_out(case: Case, number: int, capabilities: Capabilities) -> Case | Non
     return other if capabilities.admits(other := replace(case, **mixed)) else None
 
 
+def _fields(needs: Collection[str]) -> set[str]:
+    return {*needs, *made_of({*needs} - {SCORES})}
+
+
+def _has_lengths(needs: Collection[str]) -> bool:
+    return not _fields(needs).isdisjoint(LENGTHS)
+
+
+def _near(case: Case, added: Lengths) -> Lengths:
+    """Return lengths near those of a case, of which no length of queries is 0."""
+    return [(max(1, case.seqlen_q + rows), max(0, case.seqlen_k + keys)) for rows, keys in added]
+
+
 def _of_lengths(
-    lengths: tuple[Lengths, Lengths], case: Case, capabilities: Capabilities, needs: Collection[str]
+    lengths: Lengths, case: Case, capabilities: Capabilities, needs: Collection[str]
 ) -> Iterator[Case]:
-    """Yield cases of the first lengths, or of the second, which are added to the case's own, if these are needed."""
-    needs = {*needs, *made_of({*needs} - {SCORES})}
-    asked, near = lengths
-    if not needs.isdisjoint(LENGTHS):
-        asked = [(max(1, case.seqlen_q + rows), max(0, case.seqlen_k + keys)) for rows, keys in near]
+    needs = _fields(needs)
     dense = replace(with_normal_numbers(case), earlier=(), way="none")
-    for number, (seqlen_q, seqlen_k) in enumerate(asked):
+    for number, (seqlen_q, seqlen_k) in enumerate(lengths):
         for causal in (case.causal,) if "causal" in needs else (True, False):
             varied: dict[str, Any] = {
                 "batch": 1 + number // 2 % 3,

@@ -288,3 +288,13 @@ def test_nan_is_no_error_in_a_row_of_which_an_alternative_hides_all_keys() -> No
     assert not Known(trial, nan, frozenset()).unexplained((told,), ("out",))
     nan.out[:, :, 0] = math.nan
     assert Known(trial, nan, frozenset()).unexplained((told,), ("out",)) == {"out"}
+
+
+def test_a_kernel_without_lse_is_told_of_rows_that_lose_all_keys() -> None:
+    trial = trial_of(Case(seqlen_q=45, seqlen_k=33, causal=True))
+    which = "its first row does not see to the end"
+    told = named(["tiles_on_diagonal_lost", ["out"], {"tile": 16, "rows": 16, "which": which}])
+    made = made_by(told, trial, right(trial))
+    assert made is not None
+    alone = Outputs(out=made.out, lse=None)
+    assert not Known(trial, alone, frozenset()).unexplained((told,), ("out",))
