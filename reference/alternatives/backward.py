@@ -123,7 +123,7 @@ def delta_of_another_row(which: str) -> Change:
     tile=(8, *TILES),
 )
 def delta_padded(tile: int) -> Change:
-    """The memory of delta has room for whole tiles."""
+    """Delta is stored with room for whole tiles of rows, and read as if rows of all heads followed each other."""
     return Change(call=with_delta(lambda delta, g: read_without_padding(delta[..., 0], tile)[..., None]))
 
 

@@ -58,24 +58,34 @@ def other_key_heads(what: str, which: str) -> Change:
     """The number of the key head follows otherwise from that of the query head."""
 
     def read(name: str, g: Given) -> Tensor:
-        heads, heads_kv = torch.arange(g["q"].shape[1], device=g["q"].device), g["k"].shape[1]
-        group = len(heads) // heads_kv
         if name not in what.split(" and "):
-            return heads // group
+            return _of_groups(name, g)
         if which.startswith("h mod"):
-            return heads % heads_kv
+            return _in_turns(name, g)
+        heads, heads_kv = _query_heads(g), g["k"].shape[1]
         rounded = math.ceil if which.endswith("up to a power of two") else math.floor
-        return (heads >> rounded(math.log2(group))).clamp_max(heads_kv - 1)
+        return (heads >> rounded(math.log2(len(heads) // heads_kv))).clamp_max(heads_kv - 1)
 
-    return _by_query_heads(read)
+    return _by_query_heads(read, read)
 
 
-def _by_query_heads(
-    read: Callable[[str, Given], Tensor], added: Callable[[str, Given], Tensor] | None = None
-) -> Change:
-    """Return the change of the key heads, (heads_q,) int64, that query heads read of k and v.
+def _query_heads(g: Given) -> Tensor:
+    return torch.arange(g["q"].shape[1], device=g["q"].device)
 
-    Their parts of dk and dv are ``added`` to those heads, or to others.
+
+def _of_groups(name: str, g: Given) -> Tensor:
+    return _query_heads(g) // (g["q"].shape[1] // g["k"].shape[1])
+
+
+def _in_turns(name: str, g: Given) -> Tensor:
+    return _query_heads(g) % g["k"].shape[1]
+
+
+def _by_query_heads(read: Callable[[str, Given], Tensor], added: Callable[[str, Given], Tensor]) -> Change:
+    """Return the change that each query head reads some key head of k and v, and adds its part to one of dk and dv.
+
+    ``read`` and ``added`` return the number of that key head for each query head, (heads_q,) int64. They take the name
+    of the tensor that is read, "k" or "v", and the call.
     """
 
     def call(g: Given) -> Given:
@@ -83,7 +93,7 @@ def _by_query_heads(
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
         def of(name: str) -> Moved:
-            at = (added or read)(name, g)
+            at = added(name, g)
 
             def summed(x: Tensor) -> Tensor:
                 return x.new_zeros(len(x), g["k"].shape[1], *x.shape[2:]).index_add_(1, at, x)
@@ -272,11 +282,4 @@ def other_heads_summed(which: str) -> Change:
 )
 def summed_in_turns() -> Change:
     """What each query head adds is right, and is summed as if heads of a group did not follow each other."""
-
-    def in_turns(name: str, g: Given) -> Tensor:
-        return torch.arange(g["q"].shape[1], device=g["q"].device) % g["k"].shape[1]
-
-    def of_groups(name: str, g: Given) -> Tensor:
-        return torch.arange(g["q"].shape[1], device=g["q"].device) // (g["q"].shape[1] // g["k"].shape[1])
-
-    return _by_query_heads(of_groups, in_turns)
+    return _by_query_heads(_of_groups, _in_turns)

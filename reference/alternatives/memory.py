@@ -127,7 +127,7 @@ def stored_by_strides_of(other: str) -> Change:
     other=("k", "q"),
 )
 def sequences_of(other: str) -> Change:
-    """The stride of sequences follows from another tensor's shape; what is not stored is 0."""
+    """The distance between sequences in memory follows from another tensor's shape; what is never stored is 0."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
         def move(x: Tensor) -> Tensor:

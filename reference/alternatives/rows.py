@@ -15,6 +15,7 @@ from reference.alternatives.declaration import (
     Moved,
     alternative,
 )
+from reference.alternatives.heads import is_grouped
 from reference.alternatives.masks import TILES, rows_of
 from reference.bounds import Exact
 from reference.heads import unfold
@@ -160,7 +161,7 @@ def _past_tiles(tile: int, g: Given) -> Tensor:
 @alternative(
     "rows of a group, folded by row and head, past the tiles of {tile} that seqlen_q fills are lost in {tensors}",
     scopes=(DK_AND_DV, ("dk",), ("dv",)),
-    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    when=is_grouped,
     tile=TILES,
 )
 def folded_rows_lost(tile: int) -> Change:
@@ -171,7 +172,7 @@ def folded_rows_lost(tile: int) -> Change:
 @alternative(
     "rows of a group, folded by row and head, past the tiles of {tile} that seqlen_q fills are not computed",
     scopes=(OUT_AND_LSE,),
-    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    when=is_grouped,
     tile=TILES,
 )
 def folded_rows_not_computed(tile: int) -> Change:
@@ -202,7 +203,7 @@ def rows_past_not_computed(most: int) -> Change:
 @alternative(
     "rows of a group, folded by {order}, past {most} are not computed",
     scopes=(OUT_AND_LSE,),
-    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    when=is_grouped,
     order=("row and head", "head and row"),
     most=(4, 8, *MOST_ROWS),
 )
@@ -232,10 +233,10 @@ def rest_of_parts_not_computed(parts: int) -> Change:
 @alternative(
     "the last query head of each group of an odd size is not computed",
     scopes=(OUT_AND_LSE,),
-    when=lambda g: g["q"].shape[1] > g["k"].shape[1],
+    when=is_grouped,
 )
 def last_of_odd_group_not_computed() -> Change:
-    """Heads of a group are taken in pairs; out is 0 and lse -inf in the last one."""
+    """Heads of a group are computed in pairs. A last head without a partner keeps an out of 0 and an lse of -inf."""
 
     def lost(g: Given) -> Tensor:
         heads = torch.arange(g["q"].shape[1], device=g["q"].device)[:, None]
@@ -255,12 +256,7 @@ def ends_with_empty_tile(tile: int) -> Change:
     """The loop over tiles of queries is left at one without keys; out is 0 and lse -inf from there on."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        rows, empty = g["q"].shape[2], empty_rows(e)
-        of_tiles = (
-            torch.nn.functional.pad(empty, (0, -rows % tile), value=True).unflatten(-1, (-1, tile)).all(-1)
-        )
-        lost = of_tiles.int().cummax(-1).values.bool().repeat_interleave(tile, -1)[..., :rows]
-        return _none_at(lost)
+        return _none_at(in_empty_tiles(e, tile).int().cummax(-1).values.bool())
 
     return Change(results=results)
 
@@ -304,6 +300,14 @@ def last_row_copied() -> Change:
 def empty_rows(e: Exact) -> Tensor:
     """Return which rows see no key, (batch, heads_q, seqlen_q) bool."""
     return unfold(e.empty, e.q.shape[1] * e.group)
+
+
+def in_empty_tiles(e: Exact, tile: int) -> Tensor:
+    """Return which rows are in a tile of rows of which none sees a key, (batch, heads_q, seqlen_q) bool."""
+    empty = empty_rows(e)
+    rows = empty.shape[-1]
+    of_tiles = torch.nn.functional.pad(empty, (0, -rows % tile), value=True).unflatten(-1, (-1, tile)).all(-1)
+    return of_tiles.repeat_interleave(tile, -1)[..., :rows]
 
 
 @alternative(
@@ -361,10 +365,7 @@ def empty_tile_lse(tile: int) -> Change:
     """Tiles of rows without keys are skipped, in memory that is full of zeros."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        empty = empty_rows(e)
-        of_tiles = torch.nn.functional.pad(empty, (0, -empty.shape[-1] % tile), value=True)
-        whole = of_tiles.unflatten(-1, (-1, tile)).all(-1, keepdim=True)
-        skipped = whole.expand(-1, -1, -1, tile).flatten(-2)[..., : empty.shape[-1]]
+        skipped = in_empty_tiles(e, tile)
         return {"lse": lambda lse, bound: (lse.masked_fill(skipped, 0.0), bound.masked_fill(skipped, 0.0))}
 
     return Change(results=results)

@@ -213,7 +213,7 @@ def maximum_of_hidden() -> Change:
     when=lambda g: g["sm_scale"] < 0 and not g["rule"],
 )
 def minimum_subtracted() -> Change:
-    """The exponential of large scores overflows."""
+    """The exponential overflows where the scores of a row differ much."""
 
     def exponents(e: Exact, g: Given) -> Tensor:
         least = e.scores.masked_fill(e.scores == -math.inf, math.inf).amin(-1)

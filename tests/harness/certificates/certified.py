@@ -139,15 +139,25 @@ def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> li
         alternatives = tuple(x for bug in bugs for x in bug.failure.finding.alternatives)
         if bugs and runs.holds_as(broken.law, broken.case, broken.ignored, alternatives):
             return bugs
+    wrong = wrong_tensors(broken.finding)
     for bug in with_one:
-        for sized in _of_other_sizes(bug) if _may_have_other_sizes(bug, broken.case) else ():
+        is_asked = wrong <= _concerned(bug) and _may_have_other_sizes(bug, broken.case)
+        for sized in _of_other_sizes(bug) if is_asked else ():
             if runs.holds_as(broken.law, broken.case, broken.ignored, sized):
                 return [bug]
     return []
 
 
+def _concerned(bug: Bug) -> set[str]:
+    """Return the tensors that a bug's certificate is about: it explains no other tensor, whatever its sizes are."""
+    return {name for _, tensors, _ in map(json.loads, bug.failure.finding.alternatives) for name in tensors}
+
+
 def _may_have_other_sizes(bug: Bug, case: Case) -> bool:
-    """Whether the sizes that a certificate names, if it names some, may be others in a case."""
+    """Whether a certificate names sizes, such as that of a tile, and the kernel may have other ones in this case.
+
+    It may if head_dim or dtype is another than in the case that the certificate was found for.
+    """
     own = bug.failure.case
     return (own.head_dim, own.dtype) != (case.head_dim, case.dtype) and any(_of_other_sizes(bug))
 

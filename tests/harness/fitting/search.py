@@ -88,12 +88,11 @@ class Certificate:
 
         Of gradients that nothing explains it is not said that they are free of it.
         """
-        found = []
+        found, is_known = [], self.unexplained.isdisjoint(BACKWARD)
         for told in self.alternatives:
             others = (x.words for x in of_tensors(self.tied.get(told.name, ()), told.tensors))
             other = " and ".join(others)
             words = f"{told.words} (or {other})" if other else told.words
-            is_known = self.unexplained.isdisjoint(BACKWARD)
             found.append(words if is_known else words.replace(OF_TENSORS[OUT_AND_LSE], "in the forward, "))
         return found
 

@@ -115,12 +115,14 @@ def test_of_another_head_dim_other_sizes_are_asked_for() -> None:
         ) -> bool:
             return all(json.loads(x)[2]["tile"] == 16 for x in alternatives)
 
-    known, runs = bug(("tail_dropped", ["out"], {"tile": 64})), as_runs(OfTile16())
+    known, runs = bug(("tail_dropped", ["dq"], {"tile": 64})), as_runs(OfTile16())
     broken = FailingExample("forward", Case(), replace(known.failure.finding, wrong=100))
     wide = replace(broken, case=Case(head_dim=128))
     assert explained_by(broken, [known], runs) == []
     assert explained_by(wide, [known], runs) == [known]
     assert explained_by(replace(broken, case=Case(dtype="float16")), [known], runs) == [known]
+    of_out = replace(wide, finding=replace(wide.finding, tensor="out"))
+    assert explained_by(of_out, [known], runs) == [], "sizes are not asked for of what it is not about"
     assert beside_certified(wide, [known], runs) is wide, "the rest would be that of another tile"
 
 
