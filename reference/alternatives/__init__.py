@@ -19,6 +19,7 @@ from reference.alternatives import (
     rows,
     scaling,
     softmax,
+    splits,
 )
 from reference.alternatives.declaration import Alternative, Change, Given, candidates, changes_of, named
 
@@ -39,4 +40,5 @@ __all__ = [
     "rows",
     "scaling",
     "softmax",
+    "splits",
 ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from reference.alternatives.declaration import BACKWARD, DK_AND_DV, DQ, Change, Given, Moved, alternative
 from reference.alternatives.masks import TILES
+from reference.alternatives.numbers import COLUMNS
 from reference.alternatives.scaling import factor, read_without_padding
 from reference.bounds import Exact
 from reference.heads import fold, unfold
@@ -148,32 +149,6 @@ def delta_of_other_order(out: str, dout: str) -> Change:
 
 
 @alternative(
-    "weights of splits of {tile} keys have no gradient in {tensors}",
-    scopes=OF_DS,
-    when=lambda g: has_gradients(g) and g["k"].shape[2] > TILES[0] and not g["rule"] and not g["dropout_p"],
-    tile=TILES,
-)
-def splits_detached(tile: int) -> Change:
-    """Splits are merged by factors that autograd takes for constants, so that each has a delta of its own."""
-
-    def results(e: Exact, g: Given) -> dict[str, Moved]:
-        dp = e.weights * (fold(g["dout"], g["k"].shape[1]).double() @ e.v.mT)
-        delta, of_splits = dp.sum(-1, keepdim=True), []
-        for p, own in zip(e.weights.split(tile, -1), dp.split(tile, -1), strict=True):
-            of_splits.append(
-                p * (delta - own.sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp_min(1e-300))
-            )
-        apart = torch.cat(of_splits, -1) * e.sm_scale
-        dq, dk = unfold(apart @ e.k, g["q"].shape[1]), apart.mT @ e.q
-        return {
-            "dq": lambda value, bound: (value + dq, bound),
-            "dk": lambda value, bound: (value + dk, bound),
-        }
-
-    return Change(results=results)
-
-
-@alternative(
     "delta of the first sequence is taken for all in {tensors}",
     scopes=OF_DS,
     when=lambda g: has_gradients(g) and len(g["q"]) > 1,
@@ -229,6 +204,46 @@ def delta_of_columns(columns: int) -> Change:
         return {**g, "out": out}
 
     return Change(call=call)
+
+
+@alternative(
+    "delta of the rows past the last whole tile of {tile} is 0 in {tensors}",
+    scopes=OF_DS,
+    when=has_gradients,
+    tile=TILES,
+)
+def delta_of_whole_tiles(tile: int) -> Change:
+    """A last tile that is not full is left out where delta is computed."""
+
+    def change(delta: Tensor, g: Given) -> Tensor:
+        rows = torch.arange(delta.shape[2], device=delta.device)[:, None]
+        return delta.masked_fill(rows >= len(rows) // tile * tile, 0.0)
+
+    return Change(call=with_delta(change))
+
+
+@alternative(
+    "dP is made of the first columns of {what} again from column {first} on, in {tensors}",
+    scopes=OF_DS,
+    when=lambda g: has_gradients(g) and g["v"].shape[-1] > COLUMNS[0] and not g["dropout_p"],
+    what=("dout", "v"),
+    first=COLUMNS,
+)
+def columns_of_dp_repeated(what: str, first: int) -> Change:
+    """The offset of a further tile of columns is left out."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        dout = fold(g["dout"], g["k"].shape[1]).double()
+        at = torch.arange(dout.shape[-1], device=dout.device) % first
+        dp = dout[..., at] @ e.v.mT if what == "dout" else dout @ e.v[..., at].mT
+        more = e.weights * (dp - dout @ e.v.mT) * e.sm_scale
+        dq, dk = unfold(more @ e.k, g["q"].shape[1]), more.mT @ e.q
+        return {
+            "dq": lambda value, bound: (value + dq, bound),
+            "dk": lambda value, bound: (value + dk, bound),
+        }
+
+    return Change(results=results)
 
 
 def _of_lse(g: Given, e: Exact) -> Iterator[float]:

@@ -53,6 +53,10 @@ def _up_to(tensors: str, most: int) -> Callable[[Given], bool]:
     return lambda g: all(g[tensor].shape[2] <= most for tensor in tensors)
 
 
+def _up_to_scores(most: int) -> Callable[[Given], bool]:
+    return lambda g: g["q"].shape[2] * g["k"].shape[2] <= most
+
+
 def _fills(tensors: str, tile: int) -> Callable[[Given], bool]:
     return lambda g: all(g[tensor].shape[2] % tile == 0 for tensor in tensors)
 
@@ -71,6 +75,9 @@ def _of_lengths() -> Iterator[tuple[str, Callable[[Given], bool]]]:
         for most in (2, 4, 8, 16, 32, 64, 128, 256, 512):
             yield f"for {up_to}".format(most), _up_to(tensors, most)
             yield f"for {more}".format(most), _unless(_up_to(tensors, most))
+    for most in (64, 256, 1024, 4096):
+        yield f"for up to {most} scores of a head", _up_to_scores(most)
+        yield f"for more than {most} scores of a head", _unless(_up_to_scores(most))
     for tensors, fills, lacks in (
         ("q", "seqlen_q is a multiple of {}", "seqlen_q is no multiple of {}"),
         ("k", "seqlen_k is a multiple of {}", "seqlen_k is no multiple of {}"),
@@ -97,11 +104,14 @@ CONDITIONS: Mapping[str, Callable[[Given], bool]] = {
     "for several key heads": lambda g: g["k"].shape[1] > 1,
     "for a single sequence": lambda g: len(g["q"]) == 1,
     "for several sequences": lambda g: len(g["q"]) > 1,
+    "if sm_scale is 0": lambda g: g["sm_scale"] == 0,
     "if sm_scale is negative": lambda g: g["sm_scale"] < 0,
     "if sm_scale is positive": lambda g: g["sm_scale"] > 0,
     **dict(_of_lengths()),
 }
 """The calls to which an alternative may be restricted, as a kernel has other code for them."""
+AND = ", "
+"""Between two conditions that a call has to meet."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ def alternative(
 class Alternative:
     """A declared alternative with a value for each of its parameters, and the tensors that it concerns.
 
-    It may concern only some calls: then ``only`` is a value too, one of ``CONDITIONS``.
+    It may concern only some calls: then ``only`` is a value too, of one of ``CONDITIONS`` or of two.
     """
 
     name: str
@@ -201,6 +211,11 @@ class Alternative:
         return replace(self, values=tuple(x for x in self.values if x[0] != ONLY))
 
     @property
+    def everywhere(self) -> "Alternative":
+        """Return the alternative that concerns all calls, and all tensors that it may."""
+        return replace(self.always, tensors=_concerned(KINDS[self.name]))
+
+    @property
     def of_other_sizes(self) -> Iterator["Alternative"]:
         """Yield it with other sizes of tiles, rows, or columns, which a kernel may choose by head_dim and dtype."""
         grid, own = KINDS[self.name].grid, dict(self.values)
@@ -209,9 +224,15 @@ class Alternative:
             if sizes and (other := own | dict(zip(sizes, values, strict=True))) != own:
                 yield replace(self, values=tuple(other.items()))
 
-    def restricted(self, condition: str) -> "Alternative":
-        """Return the alternative that concerns only the calls that meet a condition, one of ``CONDITIONS``."""
-        return replace(self, values=(*self.values, (ONLY, condition)))
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Return the conditions of the calls that it concerns, of ``CONDITIONS``."""
+        only = dict(self.values).get(ONLY)
+        return tuple(only.split(AND)) if only else ()
+
+    def restricted(self, *conditions: str) -> "Alternative":
+        """Return the alternative that concerns only the calls that meet these conditions, of ``CONDITIONS``."""
+        return replace(self.always, values=(*self.always.values, (ONLY, AND.join(conditions))))
 
     def beside(self, tensors: Collection[str]) -> "Alternative":
         """Return the alternative that concerns further tensors."""
@@ -224,8 +245,7 @@ class Alternative:
 
     def concerns(self, g: Given) -> bool:
         """Whether it changes anything in a call."""
-        only = dict(self.values).get(ONLY)
-        return KINDS[self.name].when(g) and (only is None or CONDITIONS[only](g))
+        return KINDS[self.name].when(g) and all(CONDITIONS[only](g) for only in self.conditions)
 
     def changes(self, g: Given) -> bool:
         """Whether it may change anything in a call that it concerns."""
@@ -247,11 +267,20 @@ class Alternative:
 
 
 def named(record: list[Any]) -> Alternative:
-    """Return the alternative of a record. Raises ValueError if none is declared by that name."""
+    """Return the alternative of a record. Raises ValueError if none is declared by that name, with these values."""
     name, tensors, values = record
     if name not in KINDS:
         raise ValueError(f"alternative: got {name!r}, expected one of {', '.join(KINDS)}")
+    expected = {*KINDS[name].grid, *(["value"] if KINDS[name].fits else [])}
+    if values.keys() - {ONLY} != expected:
+        wanted = f"values of {', '.join(sorted(expected))}" if expected else "no values"
+        raise ValueError(f"alternative {name}: got {values}, expected {wanted}, as this version has it")
     return Alternative(name, tuple(tensors), tuple(values.items()))
+
+
+def _concerned(kind: _Kind) -> tuple[str, ...]:
+    """Return the tensors that alternatives of a kind may concern."""
+    return tuple(x for x in EVERY if any(x in scope for scope in kind.scopes))
 
 
 def candidates(g: Given, e: Exact, wrong: Collection[str]) -> Iterator[Alternative]:
@@ -260,7 +289,7 @@ def candidates(g: Given, e: Exact, wrong: Collection[str]) -> Iterator[Alternati
     Each concerns all tensors that it may; which of its sets of tensors it explains is to be seen.
     """
     for kind in KINDS.values():
-        tensors = tuple(x for x in EVERY if any(x in scope for scope in kind.scopes))
+        tensors = _concerned(kind)
         if not set(tensors).isdisjoint(wrong) and kind.when(g):
             fitted = {} if kind.fits is None else {"value": tuple(kind.fits(g, e))}
             grid = {**kind.grid, **fitted}

@@ -239,3 +239,18 @@ def finite_sentinel(tile: int, score: float) -> Change:
         return lambda x, seen: (x.masked_fill(x == -math.inf, score), None)
 
     return Change(call=call, scores=scores, results=lambda e, g: cut_back(g))
+
+
+@alternative(
+    "hidden scores are {score} before they are multiplied by sm_scale",
+    scopes=(EVERY, OUT_AND_LSE),
+    when=lambda g: is_plain(g) and bool(g["causal"]) and g["sm_scale"] != 1.0,
+    score=SENTINELS,
+)
+def sentinel_before_scale(score: float) -> Change:
+    """A negative scale makes hidden scores the largest, and a small one lets them count."""
+
+    def scores(g: Given) -> Scores:
+        return lambda x, seen: (x.masked_fill(x == -math.inf, score * g["sm_scale"]), None)
+
+    return Change(scores=scores)

@@ -41,8 +41,8 @@ def diagonals_of(g: Given) -> Tensor:
 
 
 def with_diagonals(diagonals: Tensor, g: Given) -> Given:
-    """Return the call with its causal mask along other diagonals, (seqlen_q,) int64."""
-    return {**g, "diagonals": diagonals}
+    """Return the call with its causal mask along these diagonals, (seqlen_q,) int64: as it is if they are its own."""
+    return g if torch.equal(diagonals, diagonals_of(g)) else {**g, "diagonals": diagonals}
 
 
 @alternative("the causal mask is left out", when=is_causal)
@@ -193,6 +193,43 @@ def last_of_tile(tile: int, g: Given) -> Tensor:
     return diagonals_of(g)[last, None]
 
 
+@alternative("the causal mask is aligned top-left in rows that see a key", when=is_plainly_causal)
+def top_left_where_seen() -> Change:
+    """The mask starts at the first key, but rows that see no key are told apart as they should be."""
+    return remasked(lambda g, diagonals: (diagonals >= 0) & (keys_of(g) <= rows_of(g)[:, None]))
+
+
+@alternative("rows that see no key under the causal mask see the first one", when=is_plainly_causal)
+def first_key_seen() -> Change:
+    """The last key that a row sees is no less than the first."""
+    return remasked(lambda g, diagonals: keys_of(g) <= diagonals.clamp_min(0))
+
+
+@alternative(
+    "under the causal mask, whole tiles of {tile} keys before a row's own number are not masked",
+    when=is_plainly_causal,
+    tile=TILES,
+)
+def unmasked_by_number(tile: int) -> Change:
+    """How many tiles need no mask is computed without seqlen_k - seqlen_q."""
+
+    def seen(g: Given, diagonals: Tensor) -> Tensor:
+        return (keys_of(g) <= diagonals) | (keys_of(g) < rows_of(g)[:, None] // tile * tile)
+
+    return remasked(seen)
+
+
+@alternative("places under the causal mask are rounded to the dtype of the inputs", when=is_plainly_causal)
+def rounded_places() -> Change:
+    """bfloat16 tells no numbers above 256 apart."""
+
+    def seen(g: Given, diagonals: Tensor) -> Tensor:
+        rows, keys = (x.to(g["q"].dtype) for x in (rows_of(g), keys_of(g)))
+        return keys <= rows[:, None] + int(diagonals.flatten()[0])
+
+    return remasked(seen)
+
+
 @alternative("the causal mask is left out in rows that see a key", when=is_plainly_causal)
 def no_mask_where_seen() -> Change:
     """No row is masked, but rows that see no key are told apart."""
@@ -285,32 +322,6 @@ def row_by_remainder(which: str) -> Change:
         else:
             at = (of_group * len(rows) + rows) // group
         return keys_of(g) <= (diagonals[0, :, 0][at])[..., None]
-
-    return remasked(seen)
-
-
-@alternative(
-    "under the causal mask, the number of a key is that within its split of {tile}",
-    when=is_plainly_causal,
-    tile=TILES,
-)
-def key_within_split(tile: int) -> Change:
-    """The start of a split is not added."""
-    return remasked(lambda g, diagonals: keys_of(g) % tile <= diagonals)
-
-
-@alternative(
-    "the causal mask of a split of {tile} keys is aligned as if the call had these keys alone",
-    when=is_plainly_causal,
-    tile=TILES,
-)
-def mask_of_split(tile: int) -> Change:
-    """The offset between queries and keys follows from the length of the split."""
-
-    def seen(g: Given, diagonals: Tensor) -> Tensor:
-        keys, count = keys_of(g), g["k"].shape[2]
-        of_split = (count - keys // tile * tile).clamp_max(tile)
-        return keys % tile <= diagonals - count + of_split
 
     return remasked(seen)
 

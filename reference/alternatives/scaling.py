@@ -244,23 +244,6 @@ def lse_in_part(which: str) -> Change:
 
 
 @alternative(
-    "lse is that of the split of {tile} keys with the largest one",
-    scopes=(("lse",), ("lse", *BACKWARD)),
-    when=lambda g: g.get("lse") is not None and g["k"].shape[2] > TILES[0] and not g["rule"],
-    tile=TILES,
-)
-def lse_of_largest_split(tile: int) -> Change:
-    """Splits are merged by a maximum."""
-
-    def results(e: Exact, g: Given) -> dict[str, Moved]:
-        of_splits = [part.logsumexp(-1) for part in e.scores.split(tile, -1)]
-        top = unfold(torch.stack(of_splits).amax(0), e.q.shape[1] * e.group)
-        return {"lse": lambda lse, bound: (top, bound)}
-
-    return Change(results=results)
-
-
-@alternative(
     "lse is stored in rows that are filled up with zeros to a multiple of {tile}, and read as if they were not",
     scopes=(("lse",),),
     when=lambda g: g.get("lse") is not None,
@@ -281,32 +264,32 @@ def read_without_padding(x: Tensor, tile: int) -> Tensor:
 
 
 @alternative(
+    "lse is rounded to the dtype of the inputs",
+    scopes=(("lse",), ("lse", *BACKWARD)),
+    when=lambda g: g.get("lse") is not None and g["q"].dtype != torch.float32,
+)
+def rounded_lse() -> Change:
+    """It is stored in few bits. A number that has more is not what is told, however near it is."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        actual, dtype = g["lse"].double(), g["q"].dtype
+
+        def move(lse: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+            reach = bound + torch.finfo(dtype).eps / 2.0 * lse.abs()
+            is_rounded = (actual.to(dtype).double() == actual) & ((actual - lse).abs() <= reach)
+            return torch.where(is_rounded, actual, lse.to(dtype).double()), bound
+
+        return {"lse": move}
+
+    return Change(results=results)
+
+
+@alternative(
     "lse is {value}", scopes=(("lse",),), when=lambda g: g.get("lse") is not None, value=(0.0, -math.inf)
 )
 def lse_is(value: float) -> Change:
     """It is not computed."""
     return Change(results=lambda e, g: {"lse": lambda lse, bound: (torch.full_like(lse, value), bound)})
-
-
-@alternative(
-    "lse leaves out the {which} split of {tile} keys, if there are several",
-    scopes=(("lse",), ("lse", *BACKWARD)),
-    when=lambda g: g.get("lse") is not None and g["k"].shape[2] > TILES[0] and not g["rule"],
-    which=("first", "last"),
-    tile=TILES,
-)
-def lse_without_split(which: str, tile: int) -> Change:
-    """A loop over splits starts one late, or ends one early."""
-
-    def results(e: Exact, g: Given) -> dict[str, Moved]:
-        keys = e.scores.shape[-1]
-        if keys <= tile:
-            return {}
-        kept = e.scores[..., tile:] if which == "first" else e.scores[..., : (keys - 1) // tile * tile]
-        without = unfold(kept.logsumexp(-1), e.q.shape[1] * e.group)
-        return {"lse": lambda lse, bound: (without, bound)}
-
-    return Change(results=results)
 
 
 @alternative(

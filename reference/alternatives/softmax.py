@@ -14,20 +14,23 @@ from reference.heads import fold, unfold
 
 UNITS = {"ln 2": math.log(2.0), "log2(e)": math.log2(math.e)}
 """Factors by which exponents are off where the unit of the scale is not that of the exponential."""
+UNLESS = {"": math.inf, ", unless the maximum grows by more than 8 in base 2": 8.0 * math.log(2.0)}
+"""Up to which growth of the maximum nothing is rescaled, by the words for it."""
 ORDER = {2: "second", 3: "third", 4: "fourth"}
 
 
-def growth(scores: Tensor, tile: int, first: int, *, on: bool) -> Tensor:
+def growth(scores: Tensor, tile: int, first: int, *, on: bool, most: float = math.inf) -> Tensor:
     """Return the logarithms of the factors by which weights are too large, (B, H, R, N).
 
     What was summed before the tile with the number ``first``, from 1, is not multiplied by exp(m - m'), and, if ``on``,
-    nor is it at later tiles.
+    nor is it at later tiles. It is where the maximum grows by more than ``most``.
     """
     factor, top = torch.zeros_like(scores), torch.full_like(scores[..., :1], -math.inf)
     for number, start in enumerate(range(0, scores.shape[-1], tile), 1):
         new = torch.maximum(top, scores[..., start : start + tile].amax(-1, keepdim=True))
         if number >= first if on else number == first:
-            factor[..., :start] += (new - top).masked_fill((top == -math.inf) | (new == -math.inf), 0.0)
+            grown = (new - top).masked_fill((top == -math.inf) | (new == -math.inf), 0.0)
+            factor[..., :start] += grown.masked_fill(grown > most, 0.0)
         top = new
     return factor
 
@@ -64,16 +67,17 @@ def rescaled_inversely(tile: int) -> Change:
 
 
 @alternative(
-    "{what} is not rescaled from the second tile of {tile} keys on",
+    "{what} is not rescaled from the second tile of {tile} keys on{unless}",
     when=lambda g: g["k"].shape[2] > TILES[0],
     tile=TILES,
     what=("the output", "the sum"),
+    unless=tuple(UNLESS),
 )
-def one_not_rescaled(tile: int, what: str) -> Change:
+def one_not_rescaled(tile: int, what: str, unless: str) -> Change:
     """The output alone, or the sum alone, keeps the maximum of earlier tiles."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        large = e.weights * growth(e.scores, tile, 2, on=True).exp()
+        large = e.weights * growth(e.scores, tile, 2, on=True, most=UNLESS[unless]).exp()
         total = large.sum(-1)
         heads = e.q.shape[1] * e.group
 
@@ -173,20 +177,30 @@ def maximum_of_tile(rows: int) -> Change:
 
 
 @alternative(
-    "the maximum that is subtracted from scores is that of all {of} at the same row",
+    "the maximum that is subtracted from scores is that of all {of}",
     scopes=(OUT_AND_LSE,),
-    of=("heads", "heads of a group", "sequences"),
+    of=(
+        "heads at the same row",
+        "heads of a group at the same row",
+        "sequences at the same row",
+        "rows of a head",
+        "rows of a group",
+    ),
 )
 def maximum_of_others(of: str) -> Change:
-    """Rows with scores far below those of other heads or sequences lose all weights."""
+    """Rows with scores far below those of other heads, sequences or rows lose all weights."""
 
     def exponents(e: Exact, g: Given) -> Tensor:
         top = unfold(e.row_max.masked_fill(e.empty, -math.inf), g["q"].shape[1])
         by_group = top.unflatten(1, (g["k"].shape[1], -1))
         most = {
-            "heads": top.amax(1, keepdim=True),
-            "heads of a group": by_group.amax(2, keepdim=True).expand_as(by_group).flatten(1, 2),
-            "sequences": top.amax(0, keepdim=True),
+            "heads at the same row": top.amax(1, keepdim=True),
+            "heads of a group at the same row": by_group.amax(2, keepdim=True)
+            .expand_as(by_group)
+            .flatten(1, 2),
+            "sequences at the same row": top.amax(0, keepdim=True),
+            "rows of a head": top.amax(2, keepdim=True),
+            "rows of a group": by_group.amax((2, 3), keepdim=True).expand_as(by_group).flatten(1, 2),
         }[of]
         return fold(top - most, g["k"].shape[1]).masked_fill(e.empty, 0.0)
 

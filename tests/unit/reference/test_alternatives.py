@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from kernels.registry import load
 from reference.alternatives import Alternative, candidates, changes_of, named
 from reference.alternatives.declaration import BACKWARD, CONDITIONS, EVERY, KINDS, OUT_AND_LSE
+from reference.alternatives.splits import SPLITS
 from reference.alternatives.views import views
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
@@ -52,6 +54,8 @@ OTHER_CALLS = {
     "other_seed": "dropout",
     "kept_unscaled": "dropout",
     "mask_of_another": "dropout",
+    "rounded_lse": "inputs of 16 bits",
+    "rounded_places": "inputs in bfloat16, and more than 256 queries or keys",
     "keys_past": "more than 64 keys for each number that is tried",
 }
 """Alternatives that plain calls of ordinary numbers do not show, with what shows them."""
@@ -125,6 +129,35 @@ def test_words_and_records(kind: str) -> None:
         assert named(json.loads(json.dumps(told.record))).words == told.words
 
 
+@pytest.mark.parametrize(
+    ("record", "named_in"),
+    [
+        (["no_such", ["out"], {}], "'no_such', expected one of no_mask"),
+        (
+            ["mask_of_split", ["out"], {"tile": 32}],
+            "mask_of_split: got {'tile': 32}, expected values of split",
+        ),
+        (["no_mask", ["out"], {"tile": 32}], "no_mask: got {'tile': 32}, expected no values"),
+    ],
+)
+def test_a_record_of_another_version_is_refused_by_name(record: list[Any], named_in: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named_in)):
+        named(record)
+
+
+@pytest.mark.parametrize(
+    ("split", "sizes"),
+    [
+        ("64 keys", (64, 64, 64)),
+        ("equal numbers of keys, up to 64", (35, 60, 64)),
+        ("equal numbers of keys, up to 64, in whole 16s", (48, 64, 64)),
+        ("64 keys, or an eighth of them if that is more", (35, 60, 88)),
+    ],
+)
+def test_sizes_of_splits(split: str, sizes: tuple[int, ...]) -> None:
+    assert tuple(SPLITS[split](count) for count in (70, 300, 704)) == sizes
+
+
 def test_it_may_concern_sets_of_tensors_of_which_one_is_wrong() -> None:
     stored, masked = next(told_by("stored_by_strides_of")), next(told_by("no_mask"))
     assert stored.within(("dk", "dv"), ("dv",)) == ("dv",)
@@ -181,11 +214,11 @@ def test_a_fitted_factor_is_that_of_the_kernel() -> None:
     ("name", "values_of"),
     [
         ("row_by_remainder", {"which": "row and head, is taken for its remainder by seqlen_q"}),
-        ("key_within_split", {"tile": 32}),
+        ("key_within_split", {"split": "32 keys"}),
     ],
 )
 def test_errors_of_keys_that_an_alternative_shows_to_a_row_count(
-    name: str, values_of: dict[str, int]
+    name: str, values_of: dict[str, str]
 ) -> None:
     """A product of large numbers that nearly cancel errs by much, also where the causal mask should hide it."""
     trial = trial_of(CASES[0])
@@ -209,7 +242,7 @@ LARGE = Case(
     [
         ("no_maximum", {}),
         ("maximum_of_tile", {"rows": 64}),
-        ("maximum_of_others", {"of": "heads"}),
+        ("maximum_of_others", {"of": "heads at the same row"}),
         ("maximum_of_hidden", {}),
         ("minimum_subtracted", {}),
         ("clamped", {"limit": 50.0}),
