@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from reference.alternatives import named
-from strategies.case import Case
+from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, NAN, SCORES, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
@@ -21,55 +21,72 @@ from tests.harness.symptoms import wrong_tensors
 from tests.harness.verdict import NUMBERS
 
 CERTIFICATE_SECONDS = 12.0
-"""Seconds to find out what a kernel computes instead."""
+"""Seconds of the processor to find out what a kernel computes instead, and as many to call it."""
 FEW = 2
 """What is left of a failure has so many times fewer wrong elements at least."""
-FIXED = ("causal", "group", "heads_kv", "batch", "sm_scale", *LENGTHS, *ADDED)
-"""Fields that a last search for a certificate leaves as they are in the failing case, or near that."""
+NEARBY = ("causal", "group", "heads_kv", "batch", "sm_scale", *LENGTHS, *LAYOUT_FIELDS, *ADDED)
+"""Fields that calls near the failing case have as it has them, or nearly so."""
 
 
-def certified(failure: Failure, runs: Runs, needs: Collection[str], seconds: float) -> Failure:
+def certified(
+    failure: Failure, runs: Runs, needs: Collection[str], seconds: float, known: Sequence[Bug] = ()
+) -> Failure:
     """Return a failure with its certificate, if calls show what the kernel computes or reads instead.
 
-    Where it is NaN that comes from memory around an input, the certificate says so. Otherwise a failure that is judged
-    against other certificates gets what is not in these. Calls of all kinds are asked first, with large scores if the
-    bug needs some. If they give no certificate, calls are asked that have what it ``needs``, by names of fields, and
-    then those with the rest as it is in the failing case.
+    Where it is NaN that comes from memory around an input, the certificate says so. Otherwise calls near the failing
+    one are asked first, which have what it ``needs``, by names of fields, and the rest as it is there; then calls that
+    have what it needs, and calls of all kinds, with large scores if it needs some. All are judged against the exact
+    certificates of ``known`` bugs, so that the failure gets what is not in these.
     Calls with sequences of different lengths are not asked: a certificate of such a failure is told if it explains it.
     """
-    case, capabilities = failure.case, runs.claims_of(failure.law)
+    case = failure.case
     if outside := runs.read_outside(failure.law, case, failure.finding):
         what = f"memory is read that lies {' and '.join(outside)}"
         return replace(failure, finding=replace(failure.finding, certificate=what, outside=outside))
     is_of_lengths = case.ragged != "none"
     is_asked = law_named(failure.law).shares_cases or is_of_lengths
-    if failure.finding.kind not in NUMBERS or not is_asked:
+    share = runs.clock.most_of_it(seconds)
+    if failure.finding.kind not in NUMBERS or not is_asked or share <= 0:
         return failure
-    asked: list[list[Case]] = []
-    for fixed in ({*needs} & {SCORES}, {*needs}, {*needs, *FIXED}):
-        asked.append([case, *probes(case, capabilities, fixed)])
-        if asked[-1] in asked[:-1]:
-            continue
-        if (share := runs.clock.most_of_it(seconds / 2)) <= 0:
-            break
+    taken = tuple(dict.fromkeys((*failure.alternatives, *exact_alternatives(known, case))))
+    run, tensor, kinds = (
+        replace(failure, alternatives=taken),
+        failure.finding.tensor,
+        _kinds(failure, runs, needs),
+    )
+    for asked in (kinds, kinds[:1]):
         with suppress(ChildDied, DeviceLost):
-            more = list(further(case, capabilities, fixed))
-            tensor = failure.finding.tensor
-            words, alternatives = runs.certificate(failure, tensor, asked[-1], more, share)
-            if is_of_lengths and words:
-                known = (*failure.alternatives, *alternatives)
-                words *= runs.holds_as(failure.law, case, failure.ignored, known)
-            if words:
-                told: dict[str, Any] = {
-                    "certificate": words,
-                    "explained_by": (),
-                    "likely": (),
-                    "of_some": len(asked) > 1,
-                }
-                return replace(failure, finding=replace(failure.finding, **told, alternatives=alternatives))
-        if share < seconds / 2:
-            break  # the rest of the time is for a smaller case
-    return failure
+            words, alternatives, of_some = runs.certificate(run, tensor, asked, share)
+            break
+    else:
+        return failure
+    if not words or (
+        is_of_lengths and not runs.holds_as(failure.law, case, failure.ignored, (*taken, *alternatives))
+    ):
+        return failure
+    told: dict[str, Any] = {"certificate": words, "explained_by": (), "likely": (), "of_some": of_some}
+    return replace(failure, finding=replace(failure.finding, **told, alternatives=alternatives))
+
+
+def _kinds(failure: Failure, runs: Runs, needs: Collection[str]) -> list[tuple[list[Case], list[Case]]]:
+    """Return the calls that a certificate is asked of, the narrowest kind first, each with its further ones."""
+    case, capabilities = failure.case, runs.claims_of(failure.law)
+    kinds: list[tuple[list[Case], list[Case]]] = []
+    for fixed, nearby in (({*needs}, NEARBY), ({*needs}, ()), ({*needs} & {SCORES}, ())):
+        cases = [*probes(case, capabilities, fixed, nearby)]
+        if not any(cases == others for others, _ in kinds):
+            kinds.append((cases, [*further(case, capabilities, fixed, nearby)]))
+    (near, more), *others = kinds
+    return [([case, *near], more), *others]
+
+
+def exact_alternatives(known: Sequence[Bug], case: Case) -> tuple[str, ...]:
+    """Return what a kernel computes in a case by the certificates of known bugs that are exact, and true of all calls.
+
+    A certificate with sizes of tiles is left out in a case of another head_dim or dtype.
+    """
+    exact = (bug for bug in known if bug.is_certified_exactly and not _may_have_other_sizes(bug, case))
+    return tuple(x for bug in exact for x in bug.failure.finding.alternatives)
 
 
 def without_designs(broken: FailingExample, failure: Failure, runs: Runs) -> FailingExample:
@@ -90,9 +107,7 @@ def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -
     failure is returned as it is if the certificates explain no part of it, and in a case with NaN or infinity in an
     input, since a certificate is of finite numbers. Raises OutOfTime.
     """
-    exact = [bug for bug in known if bug.is_certified_exactly and not _may_have_other_sizes(bug, broken.case)]
-    alternatives = tuple(x for bug in exact for x in bug.failure.finding.alternatives)
-    whole = broken.finding
+    alternatives, whole = exact_alternatives(known, broken.case), broken.finding
     is_asked = whole.kind in NUMBERS and law_named(broken.law).is_basic and not value_of(broken.case, NAN)
     if not alternatives or not is_asked:
         return broken

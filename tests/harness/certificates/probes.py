@@ -82,7 +82,7 @@ OTHERS_NEAR = (
 SCALES = (None, 0.3, None, -0.125)
 """The scales of the calls, in turns: the default one, and others."""
 OF_SIGN = (0.8, 1.4, 0.6, 1.2)
-"""Sizes of the scales where the bug needs a scale, times 1 / sqrt(head_dim), with the sign of the failing case's."""
+"""Sizes of the scales where the bug needs one, in units of 1 / sqrt(head_dim), with the sign of the failing case's."""
 LAID_OUT = (
     {"q_layout"},
     {"dout_layout"},
@@ -113,30 +113,37 @@ SMALL = 2**17
 """The most scores of a call."""
 
 
-def probes(case: Case, capabilities: Capabilities, needs: Collection[str]) -> Iterator[Case]:
+def probes(
+    case: Case, capabilities: Capabilities, needs: Collection[str], near: Collection[str] = ()
+) -> Iterator[Case]:
     """Yield claimed cases that show what a kernel does where a failing case has what its bug ``needs``.
+
+    The fields ``near`` are as in the failing case, or nearly so, though the bug may not need them.
 
     They have the dtype and the layouts of the failing case, and most have its options. With what is no need they have
     several values: batch, heads, groups and the causal mask. Lengths that are needed are near those of the failing
     case, as all calls of one length would tell too little, and a few are nearly equal, as calls with far more keys than
     queries would take a change of some rows for one of all. Of a scale that is needed only the sign is, so that no
     change of the scale passes for another; if large scores are needed, most calls have some. If the failing case has a
-    tensor that is not contiguous, half of the calls have each tensor in another layout.
+    tensor that is not contiguous, half of the calls have each tensor in another layout, unless layouts are ``near``.
     """
     rows, keys = case.seqlen_q, case.seqlen_k
     alike = ((rows, rows + 1), (max(1, keys - 1), keys), (rows, rows))
-    lengths = (*_near(case, NEAR), *alike) if _has_lengths(needs) else EVERYWHERE
-    for number, probe in enumerate(_of_lengths(lengths, case, capabilities, needs)):
-        yield (_laid_out(probe, number, capabilities) if number // 2 % 2 else None) or probe
+    lengths = (*_near(case, NEAR), *alike) if _has_lengths({*needs, *near}) else EVERYWHERE
+    for number, probe in enumerate(_of_lengths(lengths, case, capabilities, needs, near)):
+        is_mixed = number // 2 % 2 and not {*LAYOUT_FIELDS} <= {*near}
+        yield (_laid_out(probe, number, capabilities) if is_mixed else None) or probe
 
 
-def further(case: Case, capabilities: Capabilities, needs: Collection[str]) -> Iterator[Case]:
+def further(
+    case: Case, capabilities: Capabilities, needs: Collection[str], near: Collection[str] = ()
+) -> Iterator[Case]:
     """Yield other claimed cases of this kind, of which a few are asked to tell apart what explains all ``probes``.
 
     If the failing case has a tensor that is not contiguous, the layouts of all tensors differ.
     """
-    lengths = _near(case, OTHERS_NEAR) if _has_lengths(needs) else OTHERS
-    for number, probe in enumerate(_of_lengths(lengths, case, capabilities, needs)):
+    lengths = _near(case, OTHERS_NEAR) if _has_lengths({*needs, *near}) else OTHERS
+    for number, probe in enumerate(_of_lengths(lengths, case, capabilities, needs, near)):
         yield probe
         if other := _laid_out(probe, number, capabilities):
             yield other
@@ -165,12 +172,12 @@ def _near(case: Case, added: Lengths) -> Lengths:
 
 
 def _of_lengths(
-    lengths: Lengths, case: Case, capabilities: Capabilities, needs: Collection[str]
+    lengths: Lengths, case: Case, capabilities: Capabilities, needs: Collection[str], near: Collection[str]
 ) -> Iterator[Case]:
     needs = _fields(needs)
     dense = replace(with_normal_numbers(case), earlier=(), way="none")
     for number, (seqlen_q, seqlen_k) in enumerate(lengths):
-        for causal in (case.causal,) if "causal" in needs else (True, False):
+        for causal in (case.causal,) if "causal" in (*needs, *near) else (True, False):
             varied: dict[str, Any] = {
                 "batch": 1 + number // 2 % 3,
                 "heads_kv": 2,
@@ -181,9 +188,10 @@ def _of_lengths(
                 "seqlen_k": seqlen_k,
             }
             without: dict[str, Any] = ADDED if number % 5 in WITHOUT else {}
-            fixed = needs.difference(LENGTHS)
+            fixed = needs.union(near).difference(LENGTHS)
             kept = {name: value for name, value in (varied | without).items() if name not in fixed}
-            if "sm_scale" in needs and case.sm_scale != 0.0:
+            has_scale = "sm_scale" in needs or ("sm_scale" in near and case.sm_scale is not None)
+            if has_scale and case.sm_scale != 0.0:
                 size = OF_SIGN[number % len(OF_SIGN)] / math.sqrt(case.head_dim)
                 kept["sm_scale"] = math.copysign(size, case.sm_scale or 1.0)
             if SCORES in needs:
@@ -191,7 +199,7 @@ def _of_lengths(
             probe = changed(dense, seed=dense.seed + seqlen_q, **kept)
             if probe.scores > SMALL:
                 probe = changed(
-                    probe, **{name: 1 for name in ("batch", "heads_kv", "group") if name not in needs}
+                    probe, **{name: 1 for name in ("batch", "heads_kv", "group") if name not in fixed}
                 )
             if probe.scores <= SMALL and capabilities.admits(probe):
                 yield probe

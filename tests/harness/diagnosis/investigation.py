@@ -177,7 +177,8 @@ class Investigation:
     def certify(self) -> None:
         """Find out what the kernel computes instead, from calls that meet the conditions."""
         seconds = max(self.haste, LEAST_HASTE) * CERTIFICATE_SECONDS
-        self.failure = certified(self.failure, self.runs, {need.name for need in self.needs}, seconds)
+        needs, known = {need.name for need in self.needs}, [*self.known.bugs.values()]
+        self.failure = certified(self.failure, self.runs, needs, seconds, known)
 
     def is_known(self) -> bool:
         """Whether the conditions of the drawn case show that a known bug has a further symptom here."""

@@ -81,14 +81,14 @@ class Compared:
 def compared(
     trial: Trial, outputs: Outputs, told: tuple[Alternative, ...], names: Collection[str], as_it_is: Exact
 ) -> Iterator[tuple[str, Compared]]:
-    """Yield tensors of a call with what they are if a kernel computes some alternatives.
+    """Yield tensors of a call with what they are if a kernel computes some alternatives, beside those of the trial.
 
     ``as_it_is`` are the exact quantities of the call without them.
 
     Raises LookupError or RuntimeError if these can't be told of the call.
     """
     p = trial.problem
-    for view in views(given_of(p, outputs, trial.alignment), told, names):
+    for view in views(given_of(p, outputs, trial.alignment), (*trial.alternatives, *told), names):
         e = view.rescaled(_exact_of(trial, outputs, view, as_it_is))
         expected, moved = values(view.changed, e, view.names), view.moved(e)
         for name in view.names:
@@ -116,6 +116,8 @@ def limit_of(trial: Trial) -> float:
 @dataclass(frozen=True, eq=False)
 class Known:
     """A call that was made: its trial, what it returned, and which tensors are wrong by themselves.
+
+    If the trial has alternatives, these are known bugs of the kernel: they count as right, beside any others.
 
     ``measured`` and ``refuted`` keep the answers of ``distances`` and ``unexplained``.
     """
@@ -148,7 +150,7 @@ class Known:
         roughly = Family((replace(widest, saved_weights=False), replace(widest, saved_weights=True)))
         family = self.trial.family if surely else roughly
         asked = self.trial.replayed(family)
-        asked.alternatives = told
+        asked.alternatives = (*asked.alternatives, *told)
         try:
             judge(asked, asked.problem, self.outputs, names=names)
         except OutOfBounds as broken:
@@ -256,7 +258,8 @@ def known_call(trial: Trial) -> Known | None:
 def candidates_of(call: Known, parts: tuple[Alternative, ...], name: str) -> Iterator[Alternative]:
     """Yield the alternatives that may explain a tensor of a call that has other alternatives, ``parts``, too."""
     with suppress(LookupError, RuntimeError):  # strides that leave the memory, shapes that do not fit
-        for view in views(call.given, of_tensors(parts, (name,)), (name,)):
+        whole = (*call.trial.alternatives, *parts)
+        for view in views(call.given, of_tensors(whole, (name,)), (name,)):
             e = view.rescaled(_exact_of(call.trial, call.outputs, view, call.exact))
             for told in candidates(view.changed, e, (name,)):
                 if told.changes(view.changed):

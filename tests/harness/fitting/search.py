@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
 
 from reference.alternatives import Alternative
 from reference.alternatives.declaration import BACKWARD, EVERY, OF_TENSORS, OUT_AND_LSE
@@ -24,12 +23,12 @@ MOST_TOGETHER = 4
 """How many alternatives may explain a tensor together."""
 WIDTH, SAMPLE = 4, 3
 """How many sets of alternatives are grown by a further one at a time, and on how many failing calls that is tried."""
+PAIRED = 6
+"""How many of the best conditions are tried with each other one."""
 LEAST_SHOWN = 3
 """How many calls have to show that a change is there in calls of a kind, and as many that it is in no others."""
 LEAST_GAIN = 0.05
 """By how much the logarithm of the distance has to shrink where a set of alternatives grows."""
-FEWEST_ASKED = 10
-"""Of how many cases a kernel is asked at least where there is no time for all: a few are explained by too much."""
 MOST_ASKED = 8
 """How many further calls are made to tell apart what explains the same."""
 
@@ -38,12 +37,12 @@ MOST_ASKED = 8
 class Certificate:
     """What explains the wrong tensors of all calls: ``alternatives``. Nothing explains the tensors ``unexplained``.
 
-    ``tied`` has, by name of one of them, what explains the same tensors in its place. ``first`` is the call that failed
-    first, if it is among them.
+    ``tied`` has, by name of one of them, each set that explains the same tensors in its place. ``first`` is the call
+    that failed first, if it is among them.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
-    tied: dict[str, tuple[Alternative, ...]] = field(default_factory=dict)
+    tied: dict[str, list[tuple[Alternative, ...]]] = field(default_factory=dict)
     unexplained: set[str] = field(default_factory=set)
     first: Known | None = None
 
@@ -56,17 +55,14 @@ class Certificate:
                 return
         self.alternatives.append(told)
 
-    def of_bug(self, tensor: str, known: Collection[Alternative] = ()) -> "Certificate":
-        """Return what explains one bug: the tensor, and what is explained by the same, less what is ``known`` already.
+    def of_bug(self, tensor: str) -> "Certificate":
+        """Return what explains one bug: the tensor, and what is explained by the same.
 
         What explains other tensors alone is another bug, and so is what the first call does not need to be explained.
-        What changes out or lse is a bug of these: gradients that are computed from them follow. Nothing is returned if
-        a tensor of the forward, or a gradient, is unexplained like the tensor: a part of an explanation may be wrong.
+        What changes out or lse is a bug of these: gradients that are computed from them follow.
         """
-        alike = next((x for x in (OUT_AND_LSE, BACKWARD) if tensor in x), (tensor,))
-        if not self.unexplained.isdisjoint(alike):
+        if tensor in self.unexplained:
             return replace(self, alternatives=[])
-        names = {x.name for x in known}
         own = {x: {*x.tensors}.intersection(OUT_AND_LSE) or {*x.tensors} for x in self.alternatives}
         linked, before = {tensor}, set[str]()
         if not any(tensor in tensors for tensors in own.values()):
@@ -80,7 +76,7 @@ class Certificate:
             rest = tuple(x for x in kept if x != told)
             if self.first and there and rest and not self.first.unexplained(of_tensors(rest, there), there):
                 kept.remove(told)
-        return replace(self, alternatives=[x for x in kept if x.name not in names])
+        return replace(self, alternatives=kept)
 
     @property
     def words(self) -> list[str]:
@@ -90,9 +86,10 @@ class Certificate:
         """
         found, is_known = [], self.unexplained.isdisjoint(BACKWARD)
         for told in self.alternatives:
-            others = (x.words for x in of_tensors(self.tied.get(told.name, ()), told.tensors))
-            other = " and ".join(others)
-            words = f"{told.words} (or {other})" if other else told.words
+            words, tied = told.words, self.tied.get(told.name, [])
+            if tied:
+                other = " and ".join(x.words for x in of_tensors(tied[0], told.tensors))
+                words += f" (or {other}{', among others' if len(tied) > 1 else ''})"
             found.append(words if is_known else words.replace(OF_TENSORS[OUT_AND_LSE], "in the forward, "))
         return found
 
@@ -101,13 +98,17 @@ class Certificate:
 class Search:
     """The search for a certificate of some calls, until ``deadline``, by ``time.process_time``.
 
-    ``further`` are cases of which the kernel is asked only where they tell apart what explains all of the calls.
+    ``further`` are cases of which the kernel is asked only where they tell apart what explains all of the calls. With
+    ``drawn`` only these alternatives are tried, each restricted to calls of a kind where that is needed. ``first`` is
+    that of ``Certificate``.
     """
 
     calls: list[Known]
     deadline: float
     further: Sequence[Case] = ()
     trial_of: Callable[[Case], Trial] | None = None
+    drawn: Sequence[Alternative] = ()
+    first: Known | None = None
 
     @cached_property
     def wrong(self) -> frozenset[str]:
@@ -137,7 +138,7 @@ class Search:
                     break
             else:
                 found.unexplained.add(name)
-        return found
+        return replace(found, first=self.first)
 
     def _of_tensors(self) -> Certificate:
         """Return what explains out, lse and gradients of q, k and v.
@@ -188,11 +189,12 @@ class Search:
     ) -> None:
         """Add to a certificate what explains these tensors, beside what is known to concern them: ``base``.
 
-        With ``is_grown``, several alternatives may explain a tensor together.
+        With ``is_grown``, several alternatives may explain a tensor together. A gradient needs none if it is right for
+        the out and lse that the kernel returned.
         """
         explained: dict[tuple[Alternative, ...], set[str]] = {}
         left = {*names}
-        for name in self._held((), names, base) if base else ():
+        for name in self._held((), names, base):
             for each in base:
                 found.add(each, (name,))
             left.discard(name)
@@ -209,13 +211,13 @@ class Search:
                 found.add(each, explained[best] & self.calls[0].outputs.named().keys())
             # A number that is fitted to calls explains whatever a change without one does that is close to it.
             is_fitted = any(x.is_fitted for x in best)
-            others = (
+            others = [
                 x
                 for x in self._tied(explained, left)
                 if x[0] != best[0] and (is_fitted or not any(each.is_fitted for each in x))
-            )
-            for other in islice(others, 1):
-                found.tied[best[0].name] = other
+            ]
+            if others:
+                found.tied[best[0].name] = others
             left -= covered
 
     def _tell_apart(
@@ -284,10 +286,16 @@ class Search:
         """Yield the alternatives that may explain some tensors, each once, for all of them that it may concern."""
         seen = set[Alternative]()
         for name in names:
-            for told in candidates_of(self._failing((name,))[0], (), name):
+            for told in self._candidates_of(self._failing((name,))[0], (), name):
                 if told not in seen:
                     seen.add(told)
                     yield told
+
+    def _candidates_of(self, call: Known, parts: tuple[Alternative, ...], name: str) -> Iterable[Alternative]:
+        """Return what may explain a tensor of a call, if ``parts`` are known to concern it."""
+        return (
+            (x for x in self.drawn if name in x.tensors) if self.drawn else candidates_of(call, parts, name)
+        )
 
     def _grown(self, name: str, base: tuple[Alternative, ...], until: float) -> list[tuple[Alternative, ...]]:
         """Return sets of alternatives that explain a tensor, though none does alone in all calls; none after ``until``.
@@ -303,7 +311,7 @@ class Search:
                 call = self._first_left(parts, name, base)
                 if call is None:
                     continue
-                for each in candidates_of(call, (*base, *parts), name):
+                for each in self._candidates_of(call, (*base, *parts), name):
                     if time.process_time() > until:
                         return []
                     if self._helps(call, parts, each, name, base):
@@ -317,16 +325,13 @@ class Search:
                 call = self._first_left(parts, name, base)
                 if call is None or not any(near):
                     continue  # a restriction would change none of the calls
-                for only in call.conditions:
-                    told = each.restricted(only)
-                    merit = sum(
-                        x if only in y.conditions else z for x, y, z in zip(near, calls, far, strict=True)
-                    )
+                for merit, only in _restrictions(call.conditions, calls, far, near):
+                    told = each.restricted(*only)
                     found.setdefault(frozenset((*parts, told)), (merit, (*parts, told)))
             best = sorted(found.values(), key=lambda x: x[0])
             sets = [x for _, x in best[:WIDTH]]
             if held := [x for merit, x in best if merit == 0.0 and self._held(x, (name,), base)]:
-                return held
+                return [x for x in held if _restricted(x) == min(map(_restricted, held))]
         return []
 
     def _helps(
@@ -415,7 +420,7 @@ class Search:
         """Whether calls show what explains a tensor: one in which it is wrong, by what is known.
 
         Of several alternatives, each has to change a call. That one is in calls of a kind alone has to be shown by
-        several of them, and by several others.
+        several of them, and for each of its conditions by several calls that lack this one alone.
         """
         if told and not self._is_known((*base, *told), name):
             return False
@@ -426,13 +431,41 @@ class Search:
             concerned = [call for call in there if each.concerns(call.given)]
             if name in self.wrong and rest and not any(call.unexplained(rest, (name,)) for call in concerned):
                 return False
-            if each == each.always:
-                continue
-            shown = [call for call in concerned if call.missed(rest, (name,))]
-            others = [call for call in there if call not in concerned and call.missed(always, (name,))]
-            if min(len(shown), len(others)) < LEAST_SHOWN:
-                return False
+            shown = sum(bool(call.missed(rest, (name,))) for call in concerned)
+            for at_condition in range(len(each.conditions)):
+                others = each.conditions[:at_condition] + each.conditions[at_condition + 1 :]
+                wider = each.restricted(*others) if others else each.always
+                held = (call for call in there if wider.concerns(call.given) and call not in concerned)
+                if min(shown, sum(bool(call.missed(always, (name,))) for call in held)) < LEAST_SHOWN:
+                    return False
         return True
+
+
+def _restrictions(
+    conditions: Sequence[str], calls: Sequence[Known], far: Sequence[float], near: Sequence[float]
+) -> Iterator[tuple[float, tuple[str, ...]]]:
+    """Yield the sum of the distances of calls if a change concerns those that meet a condition, or two, with these.
+
+    ``near`` are their distances if they are changed, ``far`` if not. Two conditions are tried if no single one leaves
+    nothing, each of the best with all others.
+    """
+    met = {only: [only in call.conditions for call in calls] for only in conditions}
+
+    def merit(*only: str) -> float:
+        return sum(
+            y if all(at) else x for x, y, *at in zip(far, near, *(met[one] for one in only), strict=True)
+        )
+
+    single = sorted(((merit(one), one) for one in conditions), key=lambda x: x[0])
+    yield from ((left, (one,)) for left, one in single)
+    if single and single[0][0] > 0.0:
+        for _, one in single[:PAIRED]:
+            yield from ((merit(one, other), (one, other)) for other in conditions if other != one)
+
+
+def _restricted(told: tuple[Alternative, ...]) -> int:
+    """Return how many conditions alternatives have."""
+    return sum(len(x.conditions) for x in told)
 
 
 def _best(
@@ -448,27 +481,3 @@ def _best(
 
 def _in_order(names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in EVERY if name in names)
-
-
-def search(
-    cases: Iterable[Case], trial_of: Callable[[Case], Trial], seconds: float, further: Sequence[Case] = ()
-) -> Certificate | None:
-    """Call a kernel on these cases, and return the certificate of what is wrong; None if nothing is.
-
-    ``seconds`` are those of the processor, so that other work on the machine changes nothing; half of them are for the
-    calls, and nothing is returned if that was enough for a few of them. A case that can't be run tells nothing. The
-    first case is the one that failed. ``further`` is that of ``Search``.
-    """
-    start, calls, first = time.process_time(), list[Known](), None
-    for number, case in enumerate(cases):
-        with suppress(Exception):
-            call = known_call(trial_of(case))
-            calls += [call] if call else []
-            first = first if number else call
-        if time.process_time() > start + seconds / 2:
-            if number + 1 < FEWEST_ASKED:
-                return None
-            break
-    if not any(call.wrong for call in calls):
-        return None
-    return replace(Search(calls, start + seconds, further, trial_of).certificate(), first=first)

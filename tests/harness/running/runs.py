@@ -481,19 +481,22 @@ class Runs:
         self.child.stateful.discard(self.info.spec)
 
     def certificate(
-        self, run: Run, tensor: str, cases: Sequence[Case], further: Sequence[Case], seconds: float
-    ) -> tuple[str, tuple[str, ...]]:
+        self, run: Run, tensor: str, kinds: Sequence[tuple[list[Case], list[Case]]], seconds: float
+    ) -> tuple[str, tuple[str, ...], bool]:
         """Return what the kernel computes in place of attention, in words and as records; nothing if that is not known.
 
-        It explains a tensor; what explains others is another bug, and left out.
+        It explains a tensor, beside the alternatives of the run; what explains others is another bug, and left out.
+        With it comes whether it is known of some of the calls alone: see ``widening.certificate``.
 
-        Of the ``further`` cases the kernel is asked those that tell apart what explains the others. Raises ChildDied,
-        DeviceLost.
+        Raises ChildDied, DeviceLost.
         """
-        asked = {"cases": [*map(to_record, cases)], "further": [*map(to_record, further)]}
-        told = {**asked, "tensor": tensor, "seconds": seconds}
+        told = {
+            "kinds": [[[*map(to_record, cases)] for cases in kind] for kind in kinds],
+            "tensor": tensor,
+            "seconds": seconds,
+        }
         answer = self.child.ask(run.request("certificate", **told), SLOWED * seconds + self.clock.least)
-        return "; ".join(answer["words"]), tuple(answer["alternatives"])
+        return "; ".join(answer["words"]), tuple(answer["alternatives"]), bool(answer["of_some"])
 
     def read_outside(self, law: str, case: Case, finding: Finding) -> tuple[str, ...]:
         """Return the places around the inputs, such as "behind k", from which NaN comes into a tensor of a result.

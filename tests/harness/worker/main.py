@@ -57,7 +57,7 @@ from tests.harness.device.specialisation import (
 from tests.harness.device.sync import ASKS_WHERE, device_answers
 from tests.harness.device.transfer import home_of
 from tests.harness.device.tuning import take_over
-from tests.harness.fitting.search import search
+from tests.harness.fitting.widening import Asked, certificate
 from tests.harness.interpreter.accesses import with_accesses
 from tests.harness.interpreter.installation import makes_code, repair_interpreter
 from tests.harness.interpreter.programs import FORWARD
@@ -186,24 +186,23 @@ class Worker:
         return {**verdict.to_dict(), "sentences": sentences, "pictures": pictures}
 
     def do_certificate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the kernel computes in place of attention, as far as calls show it in so many ``seconds``.
+        """Return what explains a wrong ``tensor``, beside what the kernel is taken to compute already.
 
-        That is what explains a ``tensor``, less what the kernel is taken to compute already.
-
-        ``cases`` are asked, and then those of the ``further`` ones that tell apart what explains all of them.
+        It is looked for in so many ``seconds``. ``kinds`` are the calls, as pairs of cases and further ones;
+        ``of_some`` is whether it is known of some kinds alone.
         """
         run = run_of(request)
         kernel = self.kernel(run.spec, run.claims)
+        known = tuple(named(json.loads(x)) for x in run.alternatives)
 
         def trial_of(case: Case) -> Trial:
-            return Trial(kernel, case, self.device, run.safety, home=home_of(case, self.device))
+            home = home_of(case, self.device)
+            return Trial(kernel, case, self.device, run.safety, home=home, alternatives=known)
 
-        cases, further = (list(map(from_record, request[name])) for name in ("cases", "further"))
-        found = search(cases, trial_of, request["seconds"], further)
-        if found is None:
-            return {"words": [], "alternatives": []}
-        told = found.of_bug(request["tensor"], [named(json.loads(x)) for x in run.alternatives])
-        return {"words": told.words, "alternatives": [json.dumps(x.record) for x in told.alternatives]}
+        kinds = [Asked(*(list(map(from_record, cases)) for cases in kind)) for kind in request["kinds"]]
+        told, is_of_all = certificate(kinds, trial_of, request["seconds"], request["tensor"])
+        records = [json.dumps(x.record) for x in told.alternatives]
+        return {"words": told.words, "alternatives": records, "of_some": not is_of_all}
 
     def do_outside(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the places around the inputs of a case from which NaN reaches a ``tensor`` of its results."""

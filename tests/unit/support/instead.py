@@ -30,7 +30,17 @@ def _seen(q: Tensor, k: Tensor, causal: bool, bugs: frozenset[str], *, backward:
         shift = (k.shape[2] - keys // TILE * TILE).clamp_max(TILE) - q.shape[2]
         keys = keys % TILE
     causal = causal and not ("few_unmasked" in bugs and 1 < q.shape[2] <= 4)
+    if "rounded_places" in bugs:
+        rows, keys = rows.to(q.dtype), keys.to(q.dtype)
     seen = keys <= rows + shift if causal and "no_mask" not in bugs else torch.ones(len(rows), len(keys)) > 0
+    if causal and "first_key_seen" in bugs:
+        seen = seen | (keys == 0)
+    if causal and "top_left_where_seen" in bugs:
+        seen = (keys <= rows) & (rows + shift >= 0)
+    if causal and "unmasked_by_number" in bugs:
+        seen = seen | (keys < rows // TILE * TILE)
+    if "power_of_two" in bugs:
+        seen = seen & (keys < TILE << (-(-len(keys) // TILE)).bit_length() - 1)
     if BY_HEAD_DIM in bugs:
         seen = seen & (keys < len(keys) // (tile := TILE if q.shape[-1] <= 32 else TILE // 2) * tile)
     if "tail_of_keys" in bugs or ("causal_tail" in bugs and causal):
@@ -68,6 +78,7 @@ class _Attention(torch.autograd.Function):
             out[:, :, 16:], lse[:, :, 16:] = 0.0, -math.inf
         if "tail_of_out" in bugs:
             out[:, :, out.shape[2] // TILE * TILE :] = 0.0
+        lse = lse.to(q.dtype).float() if "rounded_lse" in bugs else lse
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.options = bugs, causal, sm_scale
         told = lse / math.log(2.0) if "base_2" in bugs else lse - top[..., 0] if "no_maximum" in bugs else lse
@@ -90,16 +101,19 @@ class _Attention(torch.autograd.Function):
         if "delta_padded" in bugs:
             memory = torch.nn.functional.pad(delta[..., 0], (0, -delta.shape[2] % TILE)).flatten()
             delta = memory[: delta.numel()].view(delta.shape)
+        if "delta_of_tiles" in bugs:
+            delta[:, :, delta.shape[2] // TILE * TILE :] = 0.0
         if "delta_of_rows" in bugs:
             flat = out.transpose(1, 2).reshape(-1, out.shape[-1])
             delta = (flat * dout.reshape(flat.shape)).sum(-1).view(delta.shape)
         ds = p * (dout @ vv.mT - delta)
         if "splits_detached" in bugs:
-            for start in range(0, p.shape[-1], TILE):
-                part = p[..., start : start + TILE]
-                dp = (dout @ vv.mT)[..., start : start + TILE]
+            size = -(-p.shape[-1] // max(1, -(-p.shape[-1] // TILE)))
+            for start in range(0, p.shape[-1], size):
+                part = p[..., start : start + size]
+                dp = (dout @ vv.mT)[..., start : start + size]
                 own = (part * dp).sum(-1, keepdim=True) / part.sum(-1, keepdim=True).clamp_min(1e-30)
-                ds[..., start : start + TILE] = part * (dp - own)
+                ds[..., start : start + size] = part * (dp - own)
         rows = torch.arange(q.shape[2])[:, None]
         kept = (
             (rows < q.shape[2] // TILE * TILE).float() if "tail_of_rows" in bugs else torch.ones(len(rows), 1)
@@ -184,10 +198,25 @@ INSTEAD: Mapping[str, tuple[str, ...]] = {
         "delta is the sum of products of out in (batch, row, head) order and of dout in (batch, head, row) order, "
         "in dq and dk",
     ),
-    "splits_detached": ("weights of splits of 32 keys have no gradient in dq and dk",),
+    "splits_detached": (
+        "weights of splits of equal numbers of keys, up to 32 have no gradient in dq and dk",
+    ),
+    "delta_of_tiles": ("delta of the rows past the last whole tile of 32 is 0 in dq and dk",),
+    "first_key_seen": ("rows that see no key under the causal mask see the first one",),
+    "top_left_where_seen": ("the causal mask is aligned top-left in rows that see a key",),
+    "unmasked_by_number": (
+        "under the causal mask, whole tiles of 32 keys before a row's own number are not masked",
+    ),
+    "power_of_two": (
+        "of the splits of 32 keys, as many are merged as the largest power of two that they reach, the others dropped",
+    ),
     "summed_in_turns": (
         "the parts of query heads in dk and dv of key head h are those of the query heads that are h modulo heads_kv",
     ),
+    "rounded_lse": ("lse is rounded to the dtype of the inputs",),
+    "rounded_places": ("places under the causal mask are rounded to the dtype of the inputs",),
     "copied_columns": ("columns of dv from 16 on are a copy of the first ones",),
 }
 """What the function computes with each wrong line."""
+OF_FEW_BITS = ("rounded_lse", "rounded_places")
+"""The wrong lines that show in bfloat16 alone."""

@@ -15,6 +15,7 @@ from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
 from tests.harness.certificates.certified import beside_certified, certified, explained_by, explains
 from tests.harness.clock import Clock
+from tests.harness.running.child import ChildDied
 from tests.harness.running.runs import Runs
 from tests.harness.verdict import Finding
 from tests.unit.support.stubs import runs_of
@@ -49,22 +50,48 @@ def test_bugs_without_a_certificate_are_not_compared() -> None:
 
 @pytest.mark.parametrize(
     ("clock", "asked"),
-    [(Clock(60.0), [4.0] * 3), (Clock(-60.0), []), (Clock(3.0, grace=2.0), [3.0])],
+    [(Clock(60.0), [8.0]), (Clock(-60.0), []), (Clock(3.0, grace=2.0), [3.0])],
     ids=["in time", "late", "in a hurry"],
 )
-def test_calls_are_made_as_long_as_there_is_time(
-    clock: Clock, asked: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_are_made_as_long_as_there_is_time(clock: Clock, asked: list[float]) -> None:
     failure, made = bug().failure, list[float]()
 
-    def nothing(run: Any, tensor: str, cases: Any, more: Any, seconds: float) -> tuple[str, tuple[str, ...]]:
+    def nothing(run: Any, tensor: str, kinds: Any, seconds: float) -> tuple[str, tuple[str, ...], bool]:
         made.append(seconds)
-        return "", ()
+        return "", (), True
 
     runs = runs_of(Capabilities(), clock=clock, certificate=nothing, read_outside=lambda *_: ())
     plain = replace(failure, finding=replace(failure.finding, certificate="", alternatives=()))
     assert certified(plain, runs, {"seqlen_q"}, 8.0) == plain
     assert made == asked
+
+
+def test_calls_near_the_failing_one_are_asked_first_beside_what_is_known() -> None:
+    """If other calls end the process, those near the failing one are asked alone."""
+    asked = list[tuple[tuple[str, ...], list[Any]]]()
+
+    def told(run: Any, tensor: str, kinds: list[Any], seconds: float) -> tuple[str, tuple[str, ...], bool]:
+        asked.append((run.alternatives, kinds))
+        if len(kinds) > 1:
+            raise ChildDied("signal 11", hung=False, stderr="")
+        return "in words", ('["no_delta", ["dq"], {}]',), False
+
+    known, failure = (
+        bug(("no_mask", ["out"], {})),
+        replace(bug().failure, case=Case(seqlen_q=7, sm_scale=0.5)),
+    )
+    runs = runs_of(Capabilities(), clock=Clock(60.0), certificate=told, read_outside=lambda *_: ())
+    found = certified(failure, runs, {"seqlen_q"}, 8.0, [known]).finding
+    assert (found.certificate, found.alternatives, found.of_some) == (
+        "in words",
+        ('["no_delta", ["dq"], {}]',),
+        False,
+    )
+    (taken, kinds), (_, alone) = asked
+    assert taken == known.failure.finding.alternatives
+    assert alone == kinds[:1]
+    assert [len({case.batch for case in cases}) for cases, _ in kinds] == [1, 3, 3]
+    assert kinds[0][0][0] == failure.case
 
 
 class Answers:
