@@ -22,7 +22,10 @@ from tests.harness.trial.trial import Trial
 MOST_TOGETHER = 4
 """How many alternatives may explain a tensor together."""
 WIDTH, SAMPLE = 4, 3
-"""How many sets of alternatives are grown by a further one at a time, and on how many failing calls that is tried."""
+"""How many sets of alternatives are grown by a further one at a time, and on how many failing calls that is tried.
+
+These are from the smallest to the largest.
+"""
 PAIRED = 6
 """How many of the best conditions are tried with each other one."""
 LEAST_SHOWN = 3
@@ -304,7 +307,9 @@ class Search:
         that they do not explain yet. Each may be restricted to calls of a kind.
         """
         sets: list[tuple[Alternative, ...]] = [()]
-        calls = [*self._failing((name,)), *(x for x in self.calls if name in x.outputs.named())]
+        failing = self._failing((name,))
+        calls = [*failing, *(x for x in self.calls if name in x.outputs.named())]
+        sample = [failing[at * (len(failing) - 1) // (SAMPLE - 1)] for at in range(SAMPLE)]
         for _ in range(MOST_TOGETHER):
             grown: list[tuple[float, tuple[Alternative, ...], Alternative]] = []
             for parts in sets:
@@ -315,8 +320,8 @@ class Search:
                     if time.process_time() > until:
                         return []
                     if self._helps(call, parts, each, name, base):
-                        nearest = self._distances(calls[:SAMPLE], (*parts, each), name, base)
-                        before = self._distances(calls[:SAMPLE], parts, name, base)
+                        nearest = self._distances(sample, (*parts, each), name, base)
+                        before = self._distances(sample, parts, name, base)
                         grown.append((sum(map(min, before, nearest)), parts, each))
             found = dict[frozenset[Alternative], tuple[float, tuple[Alternative, ...]]]()
             for _, parts, each in sorted(grown, key=lambda x: x[0])[: 2 * WIDTH]:
@@ -444,23 +449,26 @@ class Search:
 def _restrictions(
     conditions: Sequence[str], calls: Sequence[Known], far: Sequence[float], near: Sequence[float]
 ) -> Iterator[tuple[float, tuple[str, ...]]]:
-    """Yield the sum of the distances of calls if a change concerns those that meet a condition, or two, with these.
+    """Yield the best conditions of calls, one or two, to restrict a change to, each after what it leaves.
 
-    ``near`` are their distances if they are changed, ``far`` if not. Two conditions are tried if no single one leaves
-    nothing, each of the best with all others.
+    That is the sum of the distances of calls: ``near`` are those of calls that are changed, ``far`` of the others. Two
+    conditions are tried if each single one leaves something: each of the best with all others. Several are yielded if
+    they leave nothing.
     """
     met = {only: [only in call.conditions for call in calls] for only in conditions}
 
-    def merit(*only: str) -> float:
-        return sum(
-            y if all(at) else x for x, y, *at in zip(far, near, *(met[one] for one in only), strict=True)
-        )
+    def tried(*sets: tuple[str, ...]) -> list[tuple[float, tuple[str, ...]]]:
+        found = []
+        for only in sets:
+            changed = [all(at) for at in zip(*(met[one] for one in only), strict=True)]
+            found.append((sum(y if at else x for x, y, at in zip(far, near, changed, strict=True)), only))
+        return sorted(found, key=lambda x: x[0])
 
-    single = sorted(((merit(one), one) for one in conditions), key=lambda x: x[0])
-    yield from ((left, (one,)) for left, one in single)
-    if single and single[0][0] > 0.0:
-        for _, one in single[:PAIRED]:
-            yield from ((merit(one, other), (one, other)) for other in conditions if other != one)
+    best = tried(*((one,) for one in conditions))
+    if best and best[0][0] > 0.0:
+        pairs = ((*only, other) for _, only in best[:PAIRED] for other in conditions if other not in only)
+        best = sorted([*best[:1], *tried(*pairs)], key=lambda x: x[0])
+    yield from (x for x in best if x[0] == 0.0 or x is best[0])
 
 
 def _restricted(told: tuple[Alternative, ...]) -> int:
