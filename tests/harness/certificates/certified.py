@@ -89,6 +89,19 @@ def exact_alternatives(known: Sequence[Bug], case: Case) -> tuple[str, ...]:
     return tuple(x for bug in exact for x in bug.failure.finding.alternatives)
 
 
+def certified_as(known: Bug, again: Bug, runs: Runs) -> Bug:
+    """Return a known bug with the certificate of a later find of it, if it has none and that explains its case too.
+
+    Raises OutOfTime.
+    """
+    f, told = known.failure, again.failure.finding
+    if f.finding.certificate or not told.alternatives or not law_named(f.law).is_basic:
+        return known
+    if not runs.holds_as(f.law, f.case, f.ignored, (*f.alternatives, *told.alternatives)):
+        return known
+    return replace(known, failure=replace(f, finding=f.finding.told_instead_as(told)))
+
+
 def without_designs(broken: FailingExample, failure: Failure, runs: Runs) -> FailingExample:
     """Return a failing example without the designs that explain it, if what the kernel computes instead does.
 

@@ -18,6 +18,7 @@ from tests.harness.report import folder as report
 from tests.harness.report.database import Finds
 from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.report.wording import told
+from tests.harness.running.exits import SCRIPT
 from tests.harness.verdict import NUMBERS, SANITIZER, Finding
 
 MOST_BLAMED = 5
@@ -132,7 +133,14 @@ class KnownBugs:
                 self.precision.merge(Imprecise.from_dict(record))
 
     def add(self, bug: Bug) -> None:
-        """Add a bug, or replace its record by a fuller one, for this process, other processes and later runs."""
+        """Add a bug, or replace its record by a fuller one, for this process, other processes and later runs.
+
+        If it has a certificate now that it had not, its report is written again, with the script that it has.
+        """
+        known = self.bugs.get(bug.key, bug)
+        if bug.failure.finding.certificate != known.failure.finding.certificate:
+            script = self.report_dir / bug.failure.folder / SCRIPT
+            self.write(bug.failure, script.read_text() if script.exists() else None)
         self.bugs[bug.key] = bug
         if bug.key in self.failures:
             self.finds.keep(bug)

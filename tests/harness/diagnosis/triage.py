@@ -14,7 +14,7 @@ from tests.harness.bugs.bug import Bug, in_parts, with_tensors
 from tests.harness.bugs.duplicates import met_again, tells_more, why_same
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
-from tests.harness.certificates.certified import beside_certified, explained_by, without_designs
+from tests.harness.certificates.certified import beside_certified, certified_as, explained_by, without_designs
 from tests.harness.clock import ShrinkBudget
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
@@ -593,6 +593,7 @@ class Triage:
                     self.known.forget(known)
                 else:
                     by_basic_law = law_named(bug.failure.law).is_never_restated
-                    return met_again(known, bug) if by_basic_law else with_tensors(known, bug.tensors)
+                    met = met_again(known, bug) if by_basic_law else with_tensors(known, bug.tensors)
+                    return certified_as(met, bug, self.runs)
             return blamed_for_smallest(f, list(self.known.bugs.values()), self.runs)
         return None

@@ -113,12 +113,16 @@ def _why_one(one: Bug, other: Bug, why_one: Callable[[Bug, Bug], str] | None) ->
 
 
 def together(group: Sequence[Bug], seen: Mapping[str, Occurrences]) -> DistinctBug:
-    """Merge duplicates: the first bug gets the tensors and failing examples of all, and the others are its twins."""
+    """Merge duplicates: one bug gets the tensors and failing examples of all, and the others are its twins.
+
+    It is the first of those of which it is known what the kernel computes instead, or else the first of all.
+    """
     everything = Occurrences()
     for bug in group:
         everything.merge(seen.get(bug.key, Occurrences()))
-    worst = with_tensors(group[0], (tensor for bug in group for tensor in bug.tensors))
-    return DistinctBug(worst, everything, twins=tuple(bug.key for bug in group[1:]))
+    told = next((bug for bug in group if bug.failure.finding.certificate), group[0])
+    whole = with_tensors(told, (tensor for bug in group for tensor in bug.tensors))
+    return DistinctBug(whole, everything, twins=tuple(bug.key for bug in group if bug is not told))
 
 
 def with_offers(

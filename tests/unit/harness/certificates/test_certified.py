@@ -13,7 +13,13 @@ from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.certificates.certified import beside_certified, certified, explained_by, explains
+from tests.harness.certificates.certified import (
+    beside_certified,
+    certified,
+    certified_as,
+    explained_by,
+    explains,
+)
 from tests.harness.clock import Clock
 from tests.harness.running.child import ChildDied
 from tests.harness.running.runs import Runs
@@ -151,6 +157,16 @@ def test_of_another_head_dim_other_sizes_are_asked_for() -> None:
     of_out = replace(wide, finding=replace(wide.finding, tensor="out"))
     assert explained_by(of_out, [known], runs) == [], "sizes are not asked for of what it is not about"
     assert beside_certified(wide, [known], runs) is wide, "the rest would be that of another tile"
+
+
+def test_a_later_find_gives_a_known_bug_its_certificate_if_that_explains_it_too() -> None:
+    told = bug(("no_delta", ["dq"], {}))
+    plain = replace(told.failure, finding=replace(told.failure.finding, certificate="", alternatives=()))
+    known = replace(told, failure=plain)
+    assert certified_as(known, told, as_runs(Answers(("no_delta",)))) == told
+    assert certified_as(known, told, as_runs(Answers())) is known
+    other = bug(("no_mask", ["dq"], {}))
+    assert certified_as(other, told, as_runs(Answers(("no_delta",)))) is other
 
 
 def test_a_crash_is_explained_by_no_certificate() -> None:

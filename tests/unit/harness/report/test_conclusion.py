@@ -25,6 +25,15 @@ class TestConclusion:
         assert found[0].reasons == (f"found again: dq is wrong (backward, {CASE.dtype}), as {OF_RECORDS}",)
         assert replaced(f"see {twin.key}/report.md", found) == f"see {one.key}/report.md"
 
+    def test_the_one_whose_kernel_is_known_to_compute_something_else_is_told(self) -> None:
+        worst = replace(bug(CASE, ("out", "dq"), CAUSAL), severity=Severity(9, 20))
+        twin = bug(CASE, ("dq",), CAUSAL, law="backward")
+        finding = replace(twin.failure.finding, certificate="delta is left out of dq")
+        told = replace(twin, failure=replace(twin.failure, finding=finding))
+        (found,) = merged({x.key: x for x in (worst, told)}, {})
+        assert (found.bug.failure, found.twins) == (told.failure, (worst.key,))
+        assert {*found.bug.tensors} == {"out", "dq"}
+
     def test_bugs_of_few_examples_are_compared_first(self) -> None:
         needs, numbers = (CAUSAL, GROUP, LONG), (9, 1, 5)
         first, second, third = LAWS_OF_THREE
