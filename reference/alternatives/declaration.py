@@ -205,10 +205,15 @@ class Alternative:
         """Whether it has a number that is fitted to calls."""
         return KINDS[self.name].fits is not None
 
-    @property
+    @cached_property
     def always(self) -> "Alternative":
         """Return the alternative that concerns all calls."""
-        return replace(self, values=tuple(x for x in self.values if x[0] != ONLY))
+        values = tuple(x for x in self.values if x[0] != ONLY)
+        return self if values == self.values else replace(self, values=values)
+
+    def of(self, tensors: tuple[str, ...]) -> "Alternative":
+        """Return the alternative as it concerns these tensors."""
+        return self if tensors == self.tensors else replace(self, tensors=tensors)
 
     @property
     def everywhere(self) -> "Alternative":

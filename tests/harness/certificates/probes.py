@@ -109,6 +109,8 @@ OF_LARGE_SCORES: tuple[dict[str, Any], ...] = (
     {"q_values": "positive", "k_values": "negative", "sm_scale": None},
 )
 """The numbers of calls for a bug that needs large scores, in turns; those of the third are ordinary."""
+OTHER_SEED = 1000
+"""By how much the seeds of calls with unlike lengths differ, besides by their queries."""
 SMALL = 2**17
 """The most scores of a call."""
 
@@ -196,7 +198,8 @@ def _of_lengths(
                 kept["sm_scale"] = math.copysign(size, case.sm_scale or 1.0)
             if SCORES in needs:
                 kept |= OF_LARGE_SCORES[number % len(OF_LARGE_SCORES)]
-            probe = changed(dense, seed=dense.seed + seqlen_q, **kept)
+            # Numbers of one seed begin alike, so that a change might explain calls of several lengths by chance.
+            probe = changed(dense, seed=dense.seed + seqlen_q + OTHER_SEED * number, **kept)
             if probe.scores > SMALL:
                 probe = changed(
                     probe, **{name: 1 for name in ("batch", "heads_kv", "group") if name not in fixed}

@@ -291,4 +291,4 @@ def differ(
 
 def of_tensors(told: tuple[Alternative, ...], names: Collection[str]) -> tuple[Alternative, ...]:
     """Return alternatives as they concern these tensors."""
-    return tuple(replace(x, tensors=tuple(name for name in names if name in x.tensors)) for x in told)
+    return tuple(x.of(tuple(name for name in names if name in x.tensors)) for x in told)

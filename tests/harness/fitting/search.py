@@ -424,17 +424,18 @@ class Search:
     def _is_shown(self, told: tuple[Alternative, ...], name: str, base: tuple[Alternative, ...]) -> bool:
         """Whether calls show what explains a tensor: one in which it is wrong, by what is known.
 
-        Of several alternatives, each has to change a call. That one is in calls of a kind alone has to be shown by
-        several of them, and for each of its conditions by several calls that lack this one alone.
+        Each alternative has to change a call that the others leave unexplained. That one is in calls of a kind alone
+        has to be shown by several of them, and for each of its conditions by several calls that lack this one alone.
         """
         if told and not self._is_known((*base, *told), name):
             return False
         there = [call for call in self.calls if name in call.outputs.named()]
+        whole = of_tensors((*base, *told), (name,))
         for at, each in enumerate(told):
             rest = of_tensors((*base, *told[:at], *told[at + 1 :]), (name,))
             always = of_tensors((*base, *told[:at], each.always, *told[at + 1 :]), (name,))
             concerned = [call for call in there if each.concerns(call.given)]
-            if name in self.wrong and rest and not any(call.unexplained(rest, (name,)) for call in concerned):
+            if name in self.wrong and not any(_is_needed(call, whole, rest, name) for call in concerned):
                 return False
             shown = sum(bool(call.missed(rest, (name,))) for call in concerned)
             for at_condition in range(len(each.conditions)):
@@ -444,6 +445,13 @@ class Search:
                 if min(shown, sum(bool(call.missed(always, (name,))) for call in held)) < LEAST_SHOWN:
                     return False
         return True
+
+
+def _is_needed(call: Known, told: tuple[Alternative, ...], rest: tuple[Alternative, ...], name: str) -> bool:
+    """Whether ``rest`` leaves a tensor of a call unexplained, and gives other values than all that is told."""
+    return bool(call.unexplained(rest, (name,))) and call.distances(told, (name,)) != call.distances(
+        rest, (name,)
+    )
 
 
 def _restrictions(

@@ -20,6 +20,10 @@ FEWEST_ASKED = 10
 """Of how many cases a kernel is asked at least where there is no time for all: a few are explained by too much."""
 
 
+MOST_TIED = 2
+"""How many other kinds of changes may explain the same as what is told: more are told by nothing."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """Cases of one kind that a kernel is asked, and ``further`` ones that are asked where they tell more."""
@@ -60,7 +64,7 @@ def certificate(
     for number, asked in enumerate(kinds):
         more = calls_of(asked.cases, trial_of, time.process_time() + seconds / len(kinds))
         if not more:
-            return found, False
+            return _certain(found), False
         calls += more
         first, start = calls[0] if calls[0].trial.case == kinds[0].cases[0] else None, time.process_time()
         search = Search(calls, start + left / 2, asked.further, trial_of, first=first)
@@ -70,17 +74,37 @@ def certificate(
             drawn = dict.fromkeys(x.everywhere for each in told for x in each)
             wider = replace(search, drawn=[*drawn]).certificate().of_bug(tensor)
             if not wider.alternatives and (number > 1 or not _refuted(found.alternatives, more, tensor)):
-                return (found if _is_shown(found.alternatives, calls, tensor) else Certificate()), False
+                return _certain(_most_shown(found, calls, tensor)), False
         found = wider if wider.alternatives else search.certificate().of_bug(tensor)
         left -= time.process_time() - start
-    return found, True
+    return _certain(found), True
 
 
-def _is_shown(told: Collection[Alternative], calls: Iterable[Known], tensor: str) -> bool:
-    """Whether what is told explains a tensor in several of the calls in which it is wrong."""
-    named = of_tensors((*told,), (tensor,))
-    wrong = (call for call in calls if tensor in call.wrong)
-    return sum(not call.unexplained(named, (tensor,)) for call in wrong) >= LEAST_SHOWN
+def _certain(found: Certificate) -> Certificate:
+    """Return a certificate; an empty one if calls have not told apart changes of many kinds that explain the same."""
+    tied = ({told[0].name for told in found.tied.get(x.name, [])} for x in found.alternatives)
+    return found if all(len(names) <= MOST_TIED for names in tied) else Certificate()
+
+
+def _most_shown(found: Certificate, calls: Iterable[Known], tensor: str) -> Certificate:
+    """Return a certificate with those of the tied changes that explain a tensor in most calls; an empty one if in few.
+
+    Other bugs are wrong in some of these calls, so that no change explains all of them.
+    """
+    wrong = [call for call in calls if tensor in call.wrong]
+
+    def shown(told: Collection[Alternative]) -> int:
+        return sum(not call.unexplained(of_tensors((*told,), (tensor,)), (tensor,)) for call in wrong)
+
+    first, *more = found.alternatives
+    tied = (
+        [] if more else [tuple(x.of(first.tensors) for x in told) for told in found.tied.get(first.name, [])]
+    )
+    numbers = {told: shown(told) for told in ((*found.alternatives,), *tied)}
+    best, *others = (told for told, number in numbers.items() if number == max(numbers.values()))
+    if numbers[best] < LEAST_SHOWN:
+        return Certificate()
+    return found if more else replace(found, alternatives=[*best], tied={best[0].name: others})
 
 
 def _refuted(told: Collection[Alternative], calls: Iterable[Known], tensor: str) -> bool:
