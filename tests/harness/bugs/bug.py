@@ -371,18 +371,20 @@ class Bug:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
 
         What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So a
-        failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and, unless it
-        needs earlier calls, the case meets its conditions. One that shows after other calls alone is this bug if it
-        needs such calls too, and may spoil its tensors. So is what a call writes over, if it reuses returned memory.
+        failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and the case
+        meets its conditions, unless this bug needs earlier calls or is right in a new process. One that shows after
+        other calls alone is this bug if it needs such calls too, and may spoil its tensors. So is what a call writes
+        over, if it reuses returned memory.
         """
         if other.failure.finding.kind == AFTER_OTHERS:
             return self.may_spoil_later(other.failure.finding)
         if self.keeps_state and (other.keeps_state or other.always_differs_between):
             return self.is_kin(other) or "repeats" in self.always_differs_between
-        theirs = other.failure.finding
-        if not law_named(self.failure.law).compares or theirs.kind != INTERMITTENT:
+        theirs, is_right_anew = other.failure.finding, self.failure.finding.kind == AFTER_OTHERS
+        is_of_calls = is_right_anew or law_named(self.failure.law).compares
+        if not is_of_calls or theirs.kind != INTERMITTENT:
             return self.failure.finding.overwrites_as(theirs)
-        may_show = self.is_everywhere or self.needs_earlier_calls
+        may_show = self.is_everywhere or self.needs_earlier_calls or is_right_anew
         may_show = may_show or (bool(self.needs) and self.is_met(other.failure.case))
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil
 

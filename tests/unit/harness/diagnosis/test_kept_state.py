@@ -22,7 +22,7 @@ from tests.harness.diagnosis.reruns import makes_several_calls, right_alone
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.running.child import OutOfTime
 from tests.harness.running.tally import Tally
-from tests.harness.verdict import AFTER_OTHERS, LEAVES, STATE, STAYS, Finding
+from tests.harness.verdict import AFTER_OTHERS, INTERMITTENT, LEAVES, STATE, STAYS, Finding
 from tests.unit.support.bugs import bug
 from tests.unit.support.stubs import runs_of
 
@@ -85,6 +85,20 @@ def test_bugs_of_which_one_needs_unknown_calls_are_one_if_it_may_be_spoilt_by_th
     assert after_others("out").keeps_state_as(after_others("lse"))
     assert not keeping("dv").keeps_state_as(after_others("out"))
     assert not bug(CASE, ("dk",), **WITH_NUMBERS).keeps_state_as(after_others("dk"))
+
+
+def test_a_failure_that_comes_and_goes_is_one_that_is_right_in_a_new_process() -> None:
+    """Repeating its case made the calls on which it depends, or made others."""
+
+    def now_and_then(tensor: str) -> Bug:
+        seldom = bug(CASE, (tensor,), **WITH_NUMBERS)
+        finding = replace(seldom.failure.finding, kind=INTERMITTENT, rate=(1, 9))
+        return replace(seldom, failure=replace(seldom.failure, finding=finding))
+
+    assert after_others("out").keeps_state_as(now_and_then("out"))
+    assert after_others("out").keeps_state_as(now_and_then("dq"))
+    assert not after_others("dq").keeps_state_as(now_and_then("out"))
+    assert not bug(CASE, ("out",), **WITH_NUMBERS).keeps_state_as(now_and_then("out"))
 
 
 def test_a_bug_whose_smallest_case_holds_alone_is_what_another_one_keeps() -> None:
