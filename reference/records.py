@@ -2,5 +2,5 @@
 
 ONLY = "only"
 """The value that says which calls an alternative is restricted to."""
-SIZES = ("tile", "rows", "row", "most", "columns", "first", "parts")
+SIZES = ("tile", "split", "rows", "row", "most", "columns", "first", "parts")
 """The values that are sizes, such as a kernel chooses by head_dim and dtype."""

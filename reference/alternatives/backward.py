@@ -56,6 +56,15 @@ def _of_delta(g: Given, e: Exact) -> Iterator[float]:
             yield from factor(_given(g, name).double() - whole[name], -lost[name], g["q"].dtype)
 
 
+def with_ds(more: Tensor, e: Exact, g: Given) -> dict[str, Moved]:
+    """Return what adds the parts that ``more`` dS, (batch, heads_kv, R, seqlen_k), has in dq and dk."""
+    dq, dk = unfold(more @ e.k, g["q"].shape[1]) * e.sm_scale, more.mT @ e.q * e.sm_scale
+    return {
+        "dq": lambda value, bound: (value + dq, bound),
+        "dk": lambda value, bound: (value + dk, bound),
+    }
+
+
 def with_delta(change: Callable[[Tensor, Given], Tensor]) -> Callable[[Given], Given]:
     """Return what has the kernel's out give another delta, (batch, heads_q, seqlen_q, 1), made of the right one."""
 
@@ -236,12 +245,7 @@ def columns_of_dp_repeated(what: str, first: int) -> Change:
         dout = fold(g["dout"], g["k"].shape[1]).double()
         at = torch.arange(dout.shape[-1], device=dout.device) % first
         dp = dout[..., at] @ e.v.mT if what == "dout" else dout @ e.v[..., at].mT
-        more = e.weights * (dp - dout @ e.v.mT) * e.sm_scale
-        dq, dk = unfold(more @ e.k, g["q"].shape[1]), more.mT @ e.q
-        return {
-            "dq": lambda value, bound: (value + dq, bound),
-            "dk": lambda value, bound: (value + dk, bound),
-        }
+        return with_ds(e.weights * (dp - dout @ e.v.mT), e, g)
 
     return Change(results=results)
 

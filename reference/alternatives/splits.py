@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from reference.alternatives.backward import OF_DS, has_gradients
+from reference.alternatives.backward import OF_DS, has_gradients, with_ds
 from reference.alternatives.declaration import BACKWARD, OUT_AND_LSE, Change, Given, Moved, alternative
 from reference.alternatives.keys import with_keys
 from reference.alternatives.masks import is_plainly_causal, keys_of, remasked
@@ -44,7 +44,10 @@ SPLITS: Mapping[str, Callable[[int], int]] = {
     **{f"{tile} keys": _of_fixed(tile) for tile in (UNIT, *SIZES)},
     **{f"equal numbers of keys, up to {tile}": _of_equal(tile, 1) for tile in SIZES},
     **{f"equal numbers of keys, up to {tile}, in whole {UNIT}s": _of_equal(tile, UNIT) for tile in SIZES},
-    **{f"{tile} keys, or an eighth of them if that is more": _of_equal(tile, 1, MOST) for tile in SIZES},
+    **{
+        f"equal numbers of keys, up to {tile}, in no more than {MOST} splits": _of_equal(tile, 1, MOST)
+        for tile in SIZES
+    },
 }
 """How many keys a split has, but for the last one, by the number of keys of a call."""
 
@@ -74,12 +77,7 @@ def splits_detached(split: str) -> Change:
             of_splits.append(
                 p * (delta - own.sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp_min(1e-300))
             )
-        apart = torch.cat(of_splits, -1) * e.sm_scale
-        dq, dk = unfold(apart @ e.k, g["q"].shape[1]), apart.mT @ e.q
-        return {
-            "dq": lambda value, bound: (value + dq, bound),
-            "dk": lambda value, bound: (value + dk, bound),
-        }
+        return with_ds(torch.cat(of_splits, -1), e, g)
 
     return Change(results=results)
 

@@ -49,20 +49,15 @@ def certified(
     if failure.finding.kind not in NUMBERS or not is_asked or share <= 0:
         return failure
     taken = tuple(dict.fromkeys((*failure.alternatives, *exact_alternatives(known, case))))
-    run, tensor, kinds = (
-        replace(failure, alternatives=taken),
-        failure.finding.tensor,
-        _kinds(failure, runs, needs),
-    )
-    for asked in (kinds, kinds[:1]):
+    run, kinds = replace(failure, alternatives=taken), _kinds(failure, runs, needs)
+    for asked in (kinds, kinds[:1]):  # calls near the failing one are asked alone if others end the process
         with suppress(ChildDied, DeviceLost):
-            words, alternatives, of_some = runs.certificate(run, tensor, asked, share)
+            words, alternatives, of_some = runs.certificate(run, failure.finding.tensor, asked, share)
             break
     else:
         return failure
-    if not words or (
-        is_of_lengths and not runs.holds_as(failure.law, case, failure.ignored, (*taken, *alternatives))
-    ):
+    explained = (*taken, *alternatives)
+    if not words or (is_of_lengths and not runs.holds_as(failure.law, case, failure.ignored, explained)):
         return failure
     told: dict[str, Any] = {"certificate": words, "explained_by": (), "likely": (), "of_some": of_some}
     return replace(failure, finding=replace(failure.finding, **told, alternatives=alternatives))

@@ -449,9 +449,8 @@ class Search:
 
 def _is_needed(call: Known, told: tuple[Alternative, ...], rest: tuple[Alternative, ...], name: str) -> bool:
     """Whether ``rest`` leaves a tensor of a call unexplained, and gives other values than all that is told."""
-    return bool(call.unexplained(rest, (name,))) and call.distances(told, (name,)) != call.distances(
-        rest, (name,)
-    )
+    is_left = bool(call.unexplained(rest, (name,)))
+    return is_left and call.distances(told, (name,)) != call.distances(rest, (name,))
 
 
 def _restrictions(

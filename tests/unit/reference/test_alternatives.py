@@ -151,7 +151,7 @@ def test_a_record_of_another_version_is_refused_by_name(record: list[Any], named
         ("64 keys", (64, 64, 64)),
         ("equal numbers of keys, up to 64", (35, 60, 64)),
         ("equal numbers of keys, up to 64, in whole 16s", (48, 64, 64)),
-        ("64 keys, or an eighth of them if that is more", (35, 60, 88)),
+        ("equal numbers of keys, up to 64, in no more than 8 splits", (35, 60, 88)),
     ],
 )
 def test_sizes_of_splits(split: str, sizes: tuple[int, ...]) -> None:
