@@ -146,12 +146,15 @@ class Search:
     def _of_tensors(self) -> Certificate:
         """Return what explains out, lse and gradients of q, k and v.
 
-        Gradients are explained by themselves, or together with what explains out and lse, if that explains more.
+        Gradients are explained by themselves, or together with what explains out and lse, known before or found, if
+        that explains more.
         """
         found = Certificate()
         self._explain(found, [x for x in OUT_AND_LSE if x in self.wrong], ())
         wrong = [x for x in BACKWARD if x in self.wrong]
-        of_forward = tuple(replace(each, tensors=EVERY) for each in found.alternatives)
+        known = self.calls[0].trial.alternatives if self.calls else ()
+        before = tuple(x.of(BACKWARD) for x in known if {*x.tensors} <= {*OUT_AND_LSE})
+        of_forward = (*before, *(x.of(EVERY) for x in found.alternatives))
         if wrong and of_forward and not self._apart(wrong, of_forward):
             for each in of_forward:
                 found.add(each, wrong)

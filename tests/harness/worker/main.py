@@ -202,7 +202,10 @@ class Worker:
         kinds = [Asked(*(list(map(from_record, cases)) for cases in kind)) for kind in request["kinds"]]
         told, is_of_all = certificate(kinds, trial_of, request["seconds"], request["tensor"])
         records = [json.dumps(x.record) for x in told.alternatives]
-        return {"words": told.words, "alternatives": records, "of_some": not is_of_all}
+        before = {(x.name, x.values) for x in known}  # what is known of the forward may concern gradients too
+        new = [x for x in told.alternatives if (x.name, x.values) not in before]
+        words = replace(told, alternatives=new).words
+        return {"words": words, "alternatives": records if new else [], "of_some": not is_of_all}
 
     def do_outside(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the places around the inputs of a case from which NaN reaches a ``tensor`` of its results."""
