@@ -57,7 +57,7 @@ def _of_delta(g: Given, e: Exact) -> Iterator[float]:
 
 
 def with_ds(more: Tensor, e: Exact, g: Given) -> dict[str, Moved]:
-    """Return what adds the parts that ``more`` dS, (batch, heads_kv, R, seqlen_k), has in dq and dk."""
+    """Return the change of dq and dk by a sum that a kernel adds to dS: ``more``, (batch, heads_kv, R, seqlen_k)."""
     dq, dk = unfold(more @ e.k, g["q"].shape[1]) * e.sm_scale, more.mT @ e.q * e.sm_scale
     return {
         "dq": lambda value, bound: (value + dq, bound),

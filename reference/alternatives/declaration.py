@@ -231,7 +231,7 @@ class Alternative:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Return the conditions of the calls that it concerns, of ``CONDITIONS``."""
+        """Return the conditions that a call has to meet to be concerned: keys of ``CONDITIONS``."""
         only = dict(self.values).get(ONLY)
         return tuple(only.split(AND)) if only else ()
 

@@ -195,7 +195,7 @@ def last_of_tile(tile: int, g: Given) -> Tensor:
 
 @alternative("the causal mask is aligned top-left in rows that see a key", when=is_plainly_causal)
 def top_left_where_seen() -> Change:
-    """The mask starts at the first key, but rows that see no key are told apart as they should be."""
+    """The mask starts at the first key. Rows that should see no key are found by the right mask, and see none."""
     return remasked(lambda g, diagonals: (diagonals >= 0) & (keys_of(g) <= rows_of(g)[:, None]))
 
 

@@ -15,7 +15,7 @@ from reference.heads import fold, unfold
 UNITS = {"ln 2": math.log(2.0), "log2(e)": math.log2(math.e)}
 """Factors by which exponents are off where the unit of the scale is not that of the exponential."""
 UNLESS = {"": math.inf, ", unless the maximum grows by more than 8 in base 2": 8.0 * math.log(2.0)}
-"""Up to which growth of the maximum nothing is rescaled, by the words for it."""
+"""The growth of the maximum, from one tile to the next, up to which a kernel does not rescale, by its words."""
 ORDER = {2: "second", 3: "third", 4: "fourth"}
 
 

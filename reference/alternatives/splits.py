@@ -53,12 +53,19 @@ SPLITS: Mapping[str, Callable[[int], int]] = {
 
 
 def _has_splits(g: Given) -> bool:
+    """Whether a call may have several splits, and plain scores."""
     return g["k"].shape[2] > UNIT and not g["rule"]
 
 
 def _size(split: str, g: Given) -> int:
     """Return the number of keys of a split in a call."""
     return SPLITS[split](g["k"].shape[2])
+
+
+def _lse_of_splits(split: str, e: Exact, g: Given) -> Tensor:
+    """Return the lse of each split, (splits, batch, heads_q, seqlen_q), -inf where a row sees none of its keys."""
+    of_splits = [part.logsumexp(-1) for part in e.scores.split(_size(split, g), -1)]
+    return torch.stack([unfold(lse, e.q.shape[1] * e.group) for lse in of_splits])
 
 
 @alternative(
@@ -119,12 +126,10 @@ def empty_split_counts(whose: str, split: str) -> Change:
     """Such a split counts like one of a weight of 1 and an output of 0."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        heads = e.q.shape[1] * e.group
-        of_splits = [part.logsumexp(-1) for part in e.scores.split(_size(split, g), -1)]
-        empty = unfold(sum(x == -math.inf for x in of_splits).double(), heads)
+        empty = (_lse_of_splits(split, e, g) == -math.inf).sum(0).double()
         if whose == "a row that sees other keys":
             empty = empty.masked_fill(empty_rows(e), 0.0)
-        true = unfold(e.lse, heads)
+        true = unfold(e.lse, e.q.shape[1] * e.group)
         whole = torch.logaddexp(true, empty.log())
         rounding = torch.finfo(torch.float32).eps * whole.abs().nan_to_num(0.0, 0.0, 0.0)
         return {
@@ -157,7 +162,7 @@ def splits_of_power_of_two(split: str) -> Change:
     split=tuple(SPLITS),
 )
 def last_values_moved(split: str) -> Change:
-    """A last tile that is not full is moved back for v alone."""
+    """The last split, of fewer keys than the others, is moved back to be full for v alone."""
 
     def places(g: Given) -> Tensor:
         keys, count, size = keys_of(g), g["k"].shape[2], _size(split, g)
@@ -191,8 +196,7 @@ def lse_of_largest_split(split: str) -> Change:
     """Splits are merged by a maximum."""
 
     def results(e: Exact, g: Given) -> dict[str, Moved]:
-        of_splits = [part.logsumexp(-1) for part in e.scores.split(_size(split, g), -1)]
-        top = unfold(torch.stack(of_splits).amax(0), e.q.shape[1] * e.group)
+        top = _lse_of_splits(split, e, g).amax(0)
         return {"lse": lambda lse, bound: (top, bound)}
 
     return Change(results=results)

@@ -18,8 +18,6 @@ from tests.harness.trial.trial import Trial
 
 FEWEST_ASKED = 10
 """Of how many cases a kernel is asked at least where there is no time for all: a few are explained by too much."""
-
-
 MOST_TIED = 2
 """How many other kinds of changes may explain the same as what is told: more are told by nothing."""
 
@@ -87,9 +85,9 @@ def _certain(found: Certificate) -> Certificate:
 
 
 def _most_shown(found: Certificate, calls: Iterable[Known], tensor: str) -> Certificate:
-    """Return a certificate with those of the tied changes that explain a tensor in most calls; an empty one if in few.
+    """Return the certificate by the change that explains a tensor in most calls, of those that tied in fewer calls.
 
-    Other bugs are wrong in some of these calls, so that no change explains all of them.
+    Other bugs show in some of these calls, so that no change explains all. An empty one is returned if it is few.
     """
     wrong = [call for call in calls if tensor in call.wrong]
 
@@ -97,14 +95,13 @@ def _most_shown(found: Certificate, calls: Iterable[Known], tensor: str) -> Cert
         return sum(not call.unexplained(of_tensors((*told,), (tensor,)), (tensor,)) for call in wrong)
 
     first, *more = found.alternatives
-    tied = (
-        [] if more else [tuple(x.of(first.tensors) for x in told) for told in found.tied.get(first.name, [])]
-    )
+    others = [] if more else found.tied.get(first.name, [])
+    tied = [tuple(x.of(first.tensors) for x in told) for told in others]
     numbers = {told: shown(told) for told in ((*found.alternatives,), *tied)}
-    best, *others = (told for told, number in numbers.items() if number == max(numbers.values()))
+    best, *as_good = (told for told, number in numbers.items() if number == max(numbers.values()))
     if numbers[best] < LEAST_SHOWN:
         return Certificate()
-    return found if more else replace(found, alternatives=[*best], tied={best[0].name: others})
+    return found if more else replace(found, alternatives=[*best], tied={best[0].name: as_good})
 
 
 def _refuted(told: Collection[Alternative], calls: Iterable[Known], tensor: str) -> bool:

@@ -108,3 +108,14 @@ class TestElsewhere:
         for spike, stays in ((large, False), (nan, True)):
             case = replace(CASE, spikes=(spike,))
             assert (steer_away(case, Avoided((), (found,)), CLAIMS) == case) == stays
+
+
+def test_a_report_is_written_again_with_a_certificate_and_keeps_its_script(tmp_path: Path) -> None:
+    known, plain = KnownBugs("k", "float32", tmp_path, verbose=False), bug(CASE, ("out",))
+    f = plain.failure
+    known.write(f, "print()\n")
+    known.add(plain)
+    told = replace(f, finding=replace(f.finding, certificate="the causal mask is left out"))
+    known.add(replace(plain, failure=told))
+    assert "the causal mask is left out" in (tmp_path / f.folder / "report.md").read_text()
+    assert (tmp_path / f.folder / "repro.py").read_text() == "print()\n"

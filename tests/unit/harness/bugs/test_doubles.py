@@ -349,15 +349,6 @@ class TestRoundings:
         other.learn()
         assert not other.bugs
 
-    def test_a_report_is_written_again_with_a_certificate_and_keeps_its_script(self, tmp_path: Any) -> None:
-        known, f = KnownBugs("k", "float32", tmp_path, verbose=False), self.OF_RANGE.failure
-        known.write(f, "print()\n")
-        known.add(self.OF_RANGE)
-        told = replace(f, finding=replace(f.finding, certificate="the causal mask is left out"))
-        known.add(replace(self.OF_RANGE, failure=told))
-        assert "the causal mask is left out" in (tmp_path / f.folder / "report.md").read_text()
-        assert (tmp_path / f.folder / "repro.py").read_text() == "print()\n"
-
     def known_after(self, bug: Bug, tmp_path: Any) -> tuple[Bug | None, list[Bug]]:
         """Return what a bug is known as if that of the range was found first, and the bugs that explain failures."""
         known = KnownBugs("k", "float32", tmp_path, verbose=False)
