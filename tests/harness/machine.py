@@ -26,10 +26,11 @@ GPU_KERNEL_BYTES = 1.0 * GB
 
 16 workers with as many processes as they may have each are known to run on a GPU of 140 GB.
 """
-START_SECONDS, START_SHARE = 4.0, 1.5
+START_SECONDS, START_SHARE = ByDevice(cpu=4.0, accelerator=20.0), 1.5
 """The least seconds in which workers of pytest-xdist start, and how many times as long as this process they take.
 
-One process alone would try cases in that time.
+One process alone would try cases in that time. With two H200, 8 workers began after 10 seconds and 32 after 20, as each
+imports PyTorch twice and its process for the kernel opens the GPU.
 """
 GAIN = 1.5
 """Workers must try so many times as many cases as one process alone, since each looks into a bug by itself."""
@@ -76,14 +77,15 @@ def processes(
     cores = f"{machine.cores:g} core{'s' * (machine.cores != 1)}"
     bounds = {cores: machine.cores / machine.sharers, _room("memory", memory, own): memory / own}
     if machine.gpus:
-        least, number = min(machine.gpus) / machine.sharers, len(machine.gpus)
+        each, number = min(machine.gpus) / machine.sharers, len(machine.gpus)
         where = "memory of the GPU" if number == 1 else f"memory on each of {number} GPUs"
-        bounds[_room(where, least, on_gpu)] = number * (least // on_gpu)
+        bounds[_room(where, each, on_gpu)] = number * (each // on_gpu)
     if most is not None:
         bounds[f"--maxprocesses {most}"] = most
     reason = min(bounds, key=bounds.__getitem__)
     number = max(1, int(bounds[reason]))
-    start = max(START_SECONDS, START_SHARE * age)
+    least = START_SECONDS.accelerator if machine.gpus else START_SECONDS.cpu
+    start = max(least, START_SHARE * age)
     if number > 1 and seconds < math.inf and number * (seconds - start) < GAIN * seconds:
         number, reason = 1, f"{seconds:.0f} s are too few for others to start"
     told = [reason, *([cores] if reason != cores else [])]

@@ -63,6 +63,12 @@ def test_one_process_alone_tries_most_in_a_short_time(cores: int, seconds: float
     assert processes(Machine(cores, 120 * GB), seconds=seconds, age=2.0)[0] == number
 
 
+def test_workers_that_use_a_gpu_start_later() -> None:
+    seconds = {20: 0, 21: 0, 23: 16}
+    found = {x: processes(Machine(16, 120 * GB, (140 * GB,)), seconds=x, age=2.0)[0] for x in seconds}
+    assert found == seconds
+
+
 def test_where_others_have_the_cores_workers_start_late() -> None:
     assert [processes(Machine(2, 120 * GB), seconds=20, age=age)[0] for age in (1, 3, 4, 9)] == [2, 2, 0, 0]
     assert processes(Machine(2, 120 * GB), age=9)[0] == 2, (
