@@ -43,8 +43,8 @@ def judged(kernel: AttentionKernel, case: Case) -> tuple[Finding | None, Trial]:
 
 
 def refused(trial: Trial) -> list[str]:
-    """Return what was noted of the way of the case."""
-    return [text for text, shows in trial.notes.items() if shows]
+    """Return what was noted of the way of the case, without what the process has noted of kernels in earlier tests."""
+    return [text for text, shows in trial.notes.items() if shows and "interpreter ran" not in text]
 
 
 @pytest.mark.parametrize("way", ["none", *WAYS])
