@@ -7,23 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from reference.alternatives import named
+from reference.alternatives.declaration import BACKWARD, OUT_AND_LSE
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, NAN, SCORES, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.bugs.restatement import restate_by_basic_law
 from tests.harness.certificates.probes import ADDED, further, probes
 from tests.harness.law import law_named
 from tests.harness.running.child import ChildDied, DeviceLost
-from tests.harness.running.runs import Runs, Try
+from tests.harness.running.runs import Runs
 from tests.harness.symptoms import wrong_tensors
-from tests.harness.verdict import NUMBERS
+from tests.harness.verdict import NUMBERS, Finding
 
 CERTIFICATE_SECONDS = 12.0
 """Seconds of the processor to find out what a kernel computes instead, and as many to call it."""
-FEW = 2
-"""What is left of a failure has so many times fewer wrong elements at least."""
 NEARBY = ("causal", "group", "heads_kv", "batch", "sm_scale", *LENGTHS, *LAYOUT_FIELDS, *ADDED)
 """Fields that calls near the failing case have as it has them, or nearly so."""
 
@@ -84,19 +82,6 @@ def exact_alternatives(known: Sequence[Bug], case: Case) -> tuple[str, ...]:
     return tuple(x for bug in exact for x in bug.failure.finding.alternatives)
 
 
-def certified_as(known: Bug, again: Bug, runs: Runs) -> Bug:
-    """Return a known bug with the certificate of a later find of it, if it has none and that explains its case too.
-
-    Raises OutOfTime.
-    """
-    f, told = known.failure, again.failure.finding
-    if f.finding.certificate or not told.alternatives or not law_named(f.law).is_basic:
-        return known
-    if not runs.holds_as(f.law, f.case, f.ignored, (*f.alternatives, *told.alternatives)):
-        return known
-    return replace(known, failure=replace(f, finding=f.finding.told_instead_as(told)))
-
-
 def without_designs(broken: FailingExample, failure: Failure, runs: Runs) -> FailingExample:
     """Return a failing example without the designs that explain it, if what the kernel computes instead does.
 
@@ -111,37 +96,44 @@ def without_designs(broken: FailingExample, failure: Failure, runs: Runs) -> Fai
 def beside_certified(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> FailingExample:
     """Return what is left of a failure once it is judged against what certified bugs have the kernel compute.
 
-    That is a failure of fewer tensors, or of few of the elements that were wrong, and says so (``alternatives``). The
-    failure is returned as it is if the certificates explain no part of it, and in a case with NaN or infinity in an
-    input, since a certificate is of finite numbers. Raises OutOfTime.
+    That is another bug, and says so (``alternatives``). The failure is returned as it is if the certificates may be of
+    other cases: if they make more wrong, or no tensor right and are of none that is left (``are_apart``).
+    Raises OutOfTime.
     """
-    alternatives, whole = exact_alternatives(known, broken.case), broken.finding
-    is_asked = whole.kind in NUMBERS and law_named(broken.law).is_basic and not value_of(broken.case, NAN)
-    if not alternatives or not is_asked:
-        return broken
-    with runs.assuming(alternatives):
-        rest = runs.judged(broken.law, broken.case, broken.ignored, explained=True)
+    alternatives, whole = certain_in(known, broken), broken.finding
+    rest = left_by(broken, alternatives, runs) if alternatives else None
     if rest is None or rest.kind not in NUMBERS:
         return broken
-    of_fewer = wrong_tensors(rest) < wrong_tensors(whole)
-    if of_fewer or (rest.tensor == whole.tensor and rest.wrong * FEW <= whole.wrong):
+    wrong, left = wrong_tensors(whole), wrong_tensors(rest)
+    is_no_worse = left <= wrong and (rest.tensor != whole.tensor or rest.wrong <= whole.wrong)
+    if left < wrong or (is_no_worse and are_apart(alternatives, left)):
         return replace(broken, finding=rest, alternatives=alternatives)
     return broken
 
 
-def explains(known: Bug, bug: Bug, run: Try, runs: Runs) -> bool:
-    """Whether the smallest case of a bug holds, judged against what the kernel computes because of a known one.
+def certain_in(known: Sequence[Bug], broken: FailingExample) -> tuple[str, ...]:
+    """Return what a kernel is certain to compute in a failing case by certificates of known bugs; nothing if unknown.
 
-    If its law compares calls, one that is wrong by itself is judged. Raises OutOfTime.
+    They tell nothing of laws that compare calls, nor of NaN or infinity in an input, as they are of finite numbers.
     """
-    f = bug.failure
-    if not known.failure.finding.alternatives or bug.is_beside(known):
-        return False
-    finding = run(f.law, f.case, f.ignored)
-    if finding is None:
-        return False
-    broken = FailingExample(f.law, f.case, finding, f.ignored)
-    return bool(explained_by(restate_by_basic_law(broken, run, runs.claims_of(f.law)), [known], runs))
+    is_told = broken.finding.kind in NUMBERS and law_named(broken.law).is_basic
+    return exact_alternatives(known, broken.case) if is_told and not value_of(broken.case, NAN) else ()
+
+
+def left_by(broken: FailingExample, alternatives: tuple[str, ...], runs: Runs) -> Finding | None:
+    """Return what is wrong in a failing case that is judged against alternatives, or None. Raises OutOfTime."""
+    with runs.assuming(alternatives):
+        return runs.judged(broken.law, broken.case, broken.ignored, explained=True)
+
+
+def are_apart(alternatives: Collection[str], left: set[str]) -> bool:
+    """Whether tensors that alternatives leave wrong are so because of another bug.
+
+    They are if one of them is what the alternatives are about, or if these are about gradients and one is out or lse,
+    which no gradient changes. Any other tensor may be wrong by the same bug, in a way that is not certified.
+    """
+    about = _concerned(alternatives)
+    return not left.isdisjoint(about) or (about <= {*BACKWARD} and not left.isdisjoint(OUT_AND_LSE))
 
 
 def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> list[Bug]:
@@ -164,16 +156,18 @@ def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> li
             return bugs
     wrong = wrong_tensors(broken.finding)
     for bug in with_one:
-        is_asked = wrong <= _concerned(bug) and _may_have_other_sizes(bug, broken.case)
+        is_asked = wrong <= _concerned(bug.failure.finding.alternatives) and _may_have_other_sizes(
+            bug, broken.case
+        )
         for sized in _of_other_sizes(bug) if is_asked else ():
             if runs.holds_as(broken.law, broken.case, broken.ignored, sized):
                 return [bug]
     return []
 
 
-def _concerned(bug: Bug) -> set[str]:
-    """Return the tensors that a bug's certificate is about: it explains no other tensor, whatever its sizes are."""
-    return {name for _, tensors, _ in map(json.loads, bug.failure.finding.alternatives) for name in tensors}
+def _concerned(alternatives: Collection[str]) -> set[str]:
+    """Return the tensors that a certificate is about: it explains no other tensor, whatever its sizes are."""
+    return {name for _, tensors, _ in map(json.loads, alternatives) for name in tensors}
 
 
 def _may_have_other_sizes(bug: Bug, case: Case) -> bool:

@@ -14,7 +14,6 @@ from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import COUNTS, ENOUGH, FEW_CRASHES, Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.counterfactuals import counterfactuals, is_present
 from tests.harness.bugs.dense import ordinary_cases
-from tests.harness.bugs.duplicates import why_same
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,
     HOLDS_IN_TURN,
@@ -27,6 +26,7 @@ from tests.harness.bugs.failure import (
 )
 from tests.harness.bugs.suggested_claims import excluding, offered
 from tests.harness.certificates.certified import CERTIFICATE_SECONDS, certified
+from tests.harness.certificates.same import why_duplicates
 from tests.harness.clock import BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import ConditionSearch, explained
 from tests.harness.diagnosis.explanation import explain
@@ -182,8 +182,7 @@ class Investigation:
 
     def is_known(self) -> bool:
         """Whether the conditions of the drawn case show that a known bug has a further symptom here."""
-        bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
-        mine = self.failure.finding.instead
+        bug, mine = self.as_it_is, self.failure.finding.instead
         if any(not mine.isdisjoint(other.failure.finding.instead) for other in self.others()):
             return True
         spend = self.beside_shrinking(NEEDS_SECONDS)
@@ -195,7 +194,7 @@ class Investigation:
 
         known = list(self.known.bugs.values()) if bug.needs else []
         with suppress(BudgetSpent):
-            return any(why_same(other, bug, run, capabilities, known) for other in known)
+            return any(why_duplicates(other, bug, run, self.runs, known) for other in known)
         return False
 
     def fails_in_common(self, spend: Callable[[], None], case: Case) -> bool:

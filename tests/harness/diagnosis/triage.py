@@ -11,10 +11,11 @@ from typing import Any
 from strategies.case import Case
 from tests.harness.bugs.attribution import FailingExample, Outcome, explain_by_known_bugs, of_each_kind
 from tests.harness.bugs.bug import Bug, in_parts, with_tensors
-from tests.harness.bugs.duplicates import met_again, tells_more, why_same
+from tests.harness.bugs.duplicates import met_again, tells_more
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import restate_by_basic_law, restate_by_forward, restate_by_its_calls
-from tests.harness.certificates.certified import beside_certified, certified_as, explained_by, without_designs
+from tests.harness.certificates.certified import beside_certified, explained_by, without_designs
+from tests.harness.certificates.same import certified_as, why_duplicates
 from tests.harness.clock import ShrinkBudget
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.known_bugs import KnownBugs
@@ -583,11 +584,11 @@ class Triage:
         longer attributed to it, and the search goes on. It stays as well if this bug tells more (``tells_more``).
         """
         f = bug.failure
-        run, capabilities = self._asked_about(f.finding, explained=True), self.runs.claims_of(f.law)
+        run = self._asked_about(f.finding, explained=True)
         with suppress(OutOfTime):
             all_known = list(self.known.bugs.values())
             for known in all_known:
-                if tells_more(bug, known) or not why_same(known, bug, run, capabilities, all_known):
+                if tells_more(bug, known) or not why_duplicates(known, bug, run, self.runs, all_known):
                     continue
                 if bug.is_everywhere and not known.is_everywhere:
                     self.known.forget(known)

@@ -15,8 +15,8 @@ from hypothesis import settings
 
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Occurrences
-from tests.harness.bugs.duplicates import OF_RECORDS, are_one_read, is_duplicate, why_same
-from tests.harness.certificates.certified import explains
+from tests.harness.bugs.duplicates import OF_RECORDS, are_one_read, is_duplicate
+from tests.harness.certificates.same import explains, why_duplicates
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, VERDICT, write_whole
 from tests.harness.programs.github import annotations
@@ -210,7 +210,7 @@ class Summary:
                     both = ((known, bug), (bug, known))
                     if any(explains(one, other, run, of_kernel) for one, other in both):
                         return "the smallest case of one holds, judged against what the other computes"
-                    if why := why_same(known, bug, run, capabilities, beside):
+                    if why := why_duplicates(known, bug, run, of_kernel, beside):
                         return why
                     if are_one_read(known, bug, run, capabilities):
                         return "one reads outside of a tensor what the other's wrong numbers are made of"
