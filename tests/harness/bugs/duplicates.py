@@ -39,7 +39,8 @@ MOST_CASES = 3
 """How many failing cases of a bug are tried, beside the smallest."""
 
 WRITES_TO_EXPANDED = "more than one element of the written-to tensor refers to a single memory location"
-"""How PyTorch refuses to write to a tensor with strides of 0, as where a kernel writes to an expanded input."""
+MODIFIED = "has been modified by an inplace operation"
+"""How PyTorch refuses to write where several elements lie in one place, or over what a backward needs."""
 OUTSIDE_OF_STORAGE = "are out of bounds for storage of size"
 """How PyTorch refuses a view by strides that reach beyond the end of a tensor's memory."""
 
@@ -126,12 +127,13 @@ def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
         return False
     text = f.finding.claim + f.finding.detail
     of_layout = any(laid_out(need.name, f.case) for need in other.needs if feature(need.name).is_layout)
-    reads_elsewhere = kind in NUMBERS and of_layout and other.is_met(f.case)
+    if kind == "memory":
+        return WRITES_TO_EXPANDED in text or MODIFIED in text
     if WRITES_TO_EXPANDED in text:
         mine, theirs = map(_expanded, (bug, other))
         is_likewise = f.finding.claim == other.failure.finding.claim and bool(theirs)
-        return kind == "memory" or (bool(mine) and (is_likewise or not mine.isdisjoint(theirs)))
-    return reads_elsewhere and OUTSIDE_OF_STORAGE in text
+        return bool(mine) and (is_likewise or not mine.isdisjoint(theirs))
+    return OUTSIDE_OF_STORAGE in text and kind in NUMBERS and of_layout and other.is_met(f.case)
 
 
 def _expanded(bug: Bug) -> set[str]:
@@ -142,8 +144,7 @@ def _expanded(bug: Bug) -> set[str]:
 def _is_of_wrong_shape(bug: Bug, other: Bug) -> bool:
     """Whether an exception comes of the wrong shape or dtype of an output that ``other`` reports.
 
-    Both have the same conditions. Example: lse of a wrong shape with causal, and an exception with causal where it is
-    used.
+    Both have the same conditions. Example: lse of a wrong shape with causal, and an exception where it is used.
     """
     mine, others = ({(need.name, need.fails[0]) for need in one.needs} for one in (bug, other))
     is_known = bug.failure.finding.kind == "exception" and any(need.is_telling for need in bug.needs)
@@ -242,8 +243,7 @@ def why_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others:
     14. Duplicates: A needs nothing but its dtype, and the smallest case of B shows it.
     15. Distinct: the process ends, since each further run would end it again.
     16. Duplicates: what fixes the smallest case of A fixes that of B, and the other way round. One way is enough if B
-        needs lengths alone and A shows from the same lengths on. A change that brings in a third bug counts for
-        nothing.
+        needs lengths alone and A shows from the same lengths on. No change counts that brings in a third bug.
     """
     if known.is_huge and bug.is_huge:
         return "both need huge strides"

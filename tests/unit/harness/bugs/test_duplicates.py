@@ -11,6 +11,7 @@ from tests.harness.bugs.attribution import FailingExample, explain_by_known_bugs
 from tests.harness.bugs.bug import Bug, Condition, Occurrences, Severity
 from tests.harness.bugs.dense import leaves_out_right
 from tests.harness.bugs.duplicates import (
+    MODIFIED,
     OUTSIDE_OF_STORAGE,
     WRITES_TO_EXPANDED,
     is_duplicate,
@@ -177,8 +178,11 @@ def test_out_is_right_at_the_lengths_of_the_failure(case: Case, expected: bool) 
     assert leaves_out_right("backward", case, of_dk, runner(wrong), CLAIMS) == expected
 
 
-def test_pytorch_refuses_to_write_to_an_expanded_input_that_a_bug_writes_to() -> None:
-    text = f"the kernel raised RuntimeError: {WRITES_TO_EXPANDED}. Please clone() the tensor"
+@pytest.mark.parametrize(
+    "refusal", [f"{WRITES_TO_EXPANDED}. Please clone() the tensor", f"q {MODIFIED}: version 4"]
+)
+def test_pytorch_refuses_what_follows_from_writing_to_an_input(refusal: str) -> None:
+    text = f"the kernel raised RuntimeError: {refusal}"
     writes = bug(Case(), ("q",))
     writes = replace(
         writes, failure=replace(writes.failure, finding=Finding(claim="kept", kind="memory", tensor="q"))
