@@ -23,6 +23,7 @@ from strategies.features import (
 )
 from strategies.landmarks import MANY
 from strategies.size_rules import ENDS, NO_MULTIPLE, Rule, left
+from strategies.ways import WAYS
 from tests.harness.bugs.failure import OF_MEMORY, Explanation, Failure
 from tests.harness.law import law_named
 from tests.harness.run import run_of
@@ -160,10 +161,8 @@ class Severity:
     @property
     def share(self) -> float | None:
         """The share of ordinary cases in which the bug shows, or of the cases of the use in which it shows most."""
-        shares = [
-            shown / tried for shown, tried in ((self.shown, self.tried), *(x[1:] for x in self.uses)) if tried
-        ]
-        return max(shares, default=None)
+        tried = (self.shown, self.tried), *(x[1:] for x in self.uses)
+        return max((shown / number for shown, number in tried if number), default=None)
 
 
 @dataclass(frozen=True)
@@ -353,8 +352,9 @@ class Bug:
 
     @property
     def needs_other_calls(self) -> bool:
-        """Whether it shows after other calls alone: earlier ones of its case, or any that its process had answered."""
-        return self.needs_earlier_calls or self.failure.finding.kind == AFTER_OTHERS
+        """Whether it shows after other calls alone: of its case, of its way of calling, or any of its process."""
+        is_of_way = any(need.name == "way" and WAYS[need.fails[0]].calls_again for need in self.needs)
+        return self.needs_earlier_calls or is_of_way or self.failure.finding.kind == AFTER_OTHERS
 
     def may_spoil_later(self, finding: Finding) -> bool:
         """Whether what it keeps from call to call may have made numbers wrong that are right in a new process.

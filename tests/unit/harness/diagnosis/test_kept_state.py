@@ -46,6 +46,16 @@ def after_others(*tensors: str) -> Bug:
     return replace(known, failure=replace(known.failure, finding=right_alone(wrong(*tensors))))
 
 
+def test_another_forward_before_the_backward_is_another_call() -> None:
+    """A buffer of a shape is written over by the next forward, or raises where it was made in inference mode."""
+    of_way = Condition("way", ("other_scale",), ("none",))
+    kept = bug(replace(CASE, way="other_scale"), ("dq", "dk", "dv"), of_way)
+    alone = bug(replace(CASE, way="v_alone"), ("dv",), Condition("way", ("v_alone",), ("none",)))
+    raised = Finding(claim="it runs", kind=AFTER_OTHERS)
+    assert kept.may_spoil_later(raised)
+    assert not alone.may_spoil_later(raised)
+
+
 def test_memory_that_is_returned_again_is_what_a_later_call_writes_over() -> None:
     """Once the law on processes finds an lse in the memory of an earlier one, once a later call has changed that."""
 
