@@ -283,3 +283,28 @@ def other_heads_summed(which: str) -> Change:
 def summed_in_turns() -> Change:
     """What each query head adds is right, and is summed as if heads of a group did not follow each other."""
     return _by_query_heads(_of_groups, _in_turns)
+
+
+@alternative(
+    "the heads of {tensors} are in the order {order}",
+    scopes=(OUT_AND_LSE, ("out",), ("lse",), ("dq",)),
+    when=_has_several_groups,
+    order=(
+        "(group, heads_kv), not (heads_kv, group)",
+        "(heads_kv, group) of heads in the order (group, heads_kv)",
+    ),
+)
+def heads_lie_otherwise(order: str) -> Change:
+    """Results of folded heads are stored, or read, with both numbers of a head exchanged."""
+
+    def results(e: Exact, g: Given) -> dict[str, Moved]:
+        heads_kv = g["k"].shape[1]
+        group = g["q"].shape[1] // heads_kv
+        sizes = (heads_kv, group) if order.startswith("(group") else (group, heads_kv)
+
+        def move(x: Tensor) -> Tensor:
+            return x.unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
+
+        return {name: lambda value, bound: (move(value), move(bound)) for name in (*OUT_AND_LSE, "dq")}
+
+    return Change(results=results)

@@ -83,6 +83,17 @@ def tail_dropped_of_several(tile: int) -> Change:
     return Change(call=call)
 
 
+@alternative("the last tile of {tile} keys is dropped where it is full", when=_has_tail, tile=TILES)
+def full_tile_dropped(tile: int) -> Change:
+    """The keys of the last tile are counted modulo the size of a tile."""
+
+    def call(g: Given) -> Given:
+        count = g["k"].shape[2]
+        return with_keys(keys_of(g) < (count if count % tile else count - tile), g)
+
+    return Change(call=call)
+
+
 @alternative(
     "keys past the end, up to a whole tile of {tile}, count with a score of 0", when=_has_tail, tile=TILES
 )

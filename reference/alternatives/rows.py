@@ -20,8 +20,13 @@ from reference.alternatives.masks import TILES, rows_of
 from reference.bounds import Exact
 from reference.heads import unfold
 
+OF_ROWS = (BACKWARD, DK_AND_DV, ("dk",), ("dv",))
+"""The gradients that lack what some rows add to them; dq of these rows is 0 then."""
 MOST_ROWS = (16, 32, 64, 128, 256, 1024)
 """Numbers of rows past which rows are tried to be left out."""
+
+SUMS = (1e-6, 1e-8, 1e-10, 1e-12, 1e-20, 1e-30, torch.finfo(torch.float32).tiny)
+"""The least sums of weights that are tried, of which a row that sees no key has the logarithm."""
 
 
 def without_rows(lost: Tensor, g: Given) -> Given:
@@ -31,7 +36,7 @@ def without_rows(lost: Tensor, g: Given) -> Given:
 
 @alternative(
     "the last query row is lost in {tensors} where it is alone in its tile of {tile}",
-    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    scopes=OF_ROWS,
     tile=TILES,
 )
 def lone_row_lost(tile: int) -> Change:
@@ -43,7 +48,7 @@ def lone_row_lost(tile: int) -> Change:
 
 @alternative(
     "query rows past the last whole tile of {tile} are lost in {tensors}",
-    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    scopes=OF_ROWS,
     tile=TILES,
 )
 def tail_rows_lost(tile: int) -> Change:
@@ -53,7 +58,7 @@ def tail_rows_lost(tile: int) -> Change:
 
 @alternative(
     "query rows past the last whole tile of {tile} are lost in {tensors}, unless there is no other tile",
-    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    scopes=OF_ROWS,
     tile=TILES,
 )
 def tail_rows_lost_of_several(tile: int) -> Change:
@@ -118,7 +123,7 @@ def empty_gradients() -> Change:
 
 @alternative(
     "the {which} query row is lost in {tensors}",
-    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    scopes=OF_ROWS,
     which=("first", "last"),
 )
 def row_lost(which: str) -> Change:
@@ -132,7 +137,7 @@ def row_lost(which: str) -> Change:
 
 @alternative(
     "query rows past {most} are lost in {tensors}",
-    scopes=(DK_AND_DV, ("dk",), ("dv",)),
+    scopes=OF_ROWS,
     most=MOST_ROWS,
 )
 def rows_past_lost(most: int) -> Change:
@@ -341,7 +346,7 @@ def empty_out(what: str) -> Change:
 @alternative(
     "rows that see no key have an lse of {value}",
     scopes=(("lse",),),
-    value=(0.0, math.inf, math.nan, -1e4, -1e6, -1e9, -1e30),
+    value=(0.0, math.inf, math.nan, -1e4, -1e6, -1e9, -1e30, *map(math.log, SUMS)),
 )
 def empty_lse(value: float) -> Change:
     """A logarithm of a sum that is not 0, or another number for none."""

@@ -28,6 +28,7 @@ CASES = (
     Case(batch=2, heads_kv=2, group=3, seqlen_q=45, seqlen_k=75, head_dim=32, sm_scale=0.3),
     Case(heads_kv=2, seqlen_q=70, seqlen_k=33, head_dim=20, causal=True, sm_scale=-0.5, q_layout="bnhd"),
     Case(heads_kv=1, seqlen_q=65, seqlen_k=129, head_dim=64, causal=True, seed=1),
+    Case(seqlen_q=3, seqlen_k=128, seed=2),
 )
 """Calls of which each alternative but those of ``OTHER_CALLS`` changes one at least."""
 
