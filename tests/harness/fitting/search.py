@@ -280,9 +280,9 @@ class Search:
             if holding := {*told.within(self._held((told,), names, base, told.tensors), names)}:
                 left -= holding
                 yield (told,), holding
-        for number, name in enumerate(_in_order(left) if is_grown else ()):
+        for name in _in_order(left) if is_grown else ():
             now = time.process_time()
-            until = now + (self.deadline - now) / (len(BACKWARD) - number)
+            until = now + (self.deadline - now) / 2
             for parts in self._grown(name, base, until) if name in left else ():
                 if holding := self._held(parts, names, base, {x for each in parts for x in each.tensors}):
                     left -= holding
