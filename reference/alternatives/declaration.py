@@ -104,6 +104,7 @@ CONDITIONS: Mapping[str, Callable[[Given], bool]] = {
     "for several key heads": lambda g: g["k"].shape[1] > 1,
     "for a single sequence": lambda g: len(g["q"]) == 1,
     "for several sequences": lambda g: len(g["q"]) > 1,
+    "in calls without gradients": lambda g: all(g.get(name) is None for name in BACKWARD),
     "if sm_scale is 0": lambda g: g["sm_scale"] == 0,
     "if sm_scale is negative": lambda g: g["sm_scale"] < 0,
     "if sm_scale is positive": lambda g: g["sm_scale"] > 0,

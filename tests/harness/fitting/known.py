@@ -235,12 +235,15 @@ class Known:
         return True
 
 
-def known_call(trial: Trial) -> Known | None:
-    """Make the call of a trial, and return it with the tensors that are wrong; None if nothing can be said of it."""
+def known_call(trial: Trial, *, has_gradients: bool = True) -> Known | None:
+    """Make the call of a trial, and return it with the tensors that are wrong; None if nothing can be said of it.
+
+    It is asked for gradients if the kernel has some, unless ``has_gradients`` is false.
+    """
     p = trial.problem
     if is_large(p):
         return None
-    made = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
+    made = trial.gradients() if has_gradients and trial.kernel.capabilities.backward else trial.forward()
     # A kernel that returns the same memory again would have later calls write over what this one returned.
     kept: dict[str, Any] = {name: x.clone() for name, x in made.named().items()}
     outputs = replace(made, **kept)

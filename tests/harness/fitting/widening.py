@@ -30,16 +30,19 @@ class Asked:
     further: Sequence[Case] = ()
 
 
-def calls_of(cases: Iterable[Case], trial_of: Callable[[Case], Trial], until: float) -> list[Known]:
+def calls_of(
+    cases: Iterable[Case], trial_of: Callable[[Case], Trial], until: float, asked: Sequence[bool] = (True,)
+) -> list[Known]:
     """Call a kernel on these cases until ``until``, by ``time.process_time``; return none if that is enough for a few.
 
-    A case that can't be run tells nothing.
+    ``asked`` says for each call of a case whether gradients are asked for. A case that can't be run tells nothing.
     """
     calls = list[Known]()
     for number, case in enumerate(cases):
-        with suppress(Exception):
-            call = known_call(trial_of(case))
-            calls += [call] if call else []
+        for has_gradients in asked:
+            with suppress(Exception):
+                call = known_call(trial_of(case), has_gradients=has_gradients)
+                calls += [call] if call else []
         if time.process_time() > until:
             return calls if number + 1 >= FEWEST_ASKED else []
     return calls
@@ -59,12 +62,17 @@ def certificate(
     take so many, half of those left for each kind, and the calls may take as many.
     """
     left, found, calls = seconds, Certificate(), list[Known]()
+    in_training = _is_wrong_in_training(kinds[0].cases[0], trial_of, tensor)
+    ways = (True,) if in_training else (True, False)
     for number, asked in enumerate(kinds):
-        more = calls_of(asked.cases, trial_of, time.process_time() + seconds / len(kinds))
+        more = calls_of(asked.cases, trial_of, time.process_time() + seconds / len(kinds), ways)
         if not more:
             return _certain(found), False
         calls += more
-        first, start = calls[0] if calls[0].trial.case == kinds[0].cases[0] else None, time.process_time()
+        failed = (
+            x for x in calls if x.trial.case == kinds[0].cases[0] and (in_training or tensor in x.wrong)
+        )
+        first, start = next(failed, None), time.process_time()
         search = Search(calls, start + left / 2, asked.further, trial_of, first=first)
         wider = Certificate()
         if found.alternatives:
@@ -76,6 +84,19 @@ def certificate(
         found = wider if wider.alternatives else search.certificate().of_bug(tensor)
         left -= time.process_time() - start
     return _certain(found), True
+
+
+def _is_wrong_in_training(case: Case, trial_of: Callable[[Case], Trial], tensor: str) -> bool:
+    """Whether a case shows the tensor wrong where gradients are asked for, or is not known to hold there.
+
+    A kernel may have a path for calls without gradients, which the laws of the forward make.
+    """
+    if tensor not in OUT_AND_LSE:
+        return True
+    with suppress(Exception):
+        call = known_call(trial_of(case))
+        return call is None or tensor in call.wrong
+    return True
 
 
 def _certain(found: Certificate) -> Certificate:

@@ -63,6 +63,12 @@ def test_what_a_known_bug_explains_is_not_told_again() -> None:
     assert (names(found), is_of_all) == (["tail_dropped"], True)
 
 
+def test_what_only_calls_without_gradients_show_is_told_of_these() -> None:
+    found, _ = told(instead.AT_INFERENCE, NEAR, UNMASKED)
+    (only,) = found.alternatives
+    assert only.words.endswith("the causal mask is aligned top-left, only in calls without gradients")
+
+
 def test_without_time_for_several_calls_nothing_is_told() -> None:
     kernel, asked = load(f"{instead.__name__}:top_left"), list[Case]()
 
