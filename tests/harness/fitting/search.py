@@ -90,9 +90,10 @@ class Certificate:
         found, is_known = [], self.unexplained.isdisjoint(BACKWARD)
         for told in self.alternatives:
             words, tied = told.words, self.tied.get(told.name, [])
-            if tied:
-                other = " and ".join(x.words for x in of_tensors(tied[0], told.tensors))
-                words += f" (or {other}{', among others' if len(tied) > 1 else ''})"
+            others = dict.fromkeys(" and ".join(x.words for x in of_tensors(y, told.tensors)) for y in tied)
+            others.pop(words, None)  # a number that is fitted twice
+            if others:
+                words += f" (or {next(iter(others))}{', among others' if len(others) > 1 else ''})"
             found.append(words if is_known else words.replace(OF_TENSORS[OUT_AND_LSE], "in the forward, "))
         return found
 

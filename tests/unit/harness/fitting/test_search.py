@@ -208,3 +208,13 @@ def test_weights_that_are_cut_are_explained_by_no_number() -> None:
     call = known_call(Trial(kernel, case, "cpu", SAFETY))
     assert call is not None
     assert not told_of(instead.CUT, [case, replace(case, seqlen_k=200, causal=True, seed=1)]).alternatives
+
+
+def test_a_number_that_is_fitted_twice_is_told_once() -> None:
+    first, again, other = (
+        Alternative("delta_times", ("dq",), (("value", x),)) for x in (1.01, 1.0100001, 1.02)
+    )
+    assert Certificate([first], {first.name: [(again,)]}).words == [first.words]
+    assert Certificate([first], {first.name: [(again,), (other,)]}).words == [
+        f"{first.words} (or {other.words})"
+    ]
