@@ -290,8 +290,7 @@ class Bug:
 
         Its conditions are on sizes alone, which a part may have though the case does not: half of 130 is below 100.
         """
-        is_of_sizes = bool(self.needs) and all(need.is_of_parts for need in self.needs)
-        return is_of_sizes and self.ends_as(finding)
+        return bool(self.needs) and all(need.is_of_parts for need in self.needs) and self.ends_as(finding)
 
     def ends_as(self, finding: Finding) -> bool:
         """Whether the bug ends the process in the same words as a finding."""
@@ -370,16 +369,17 @@ class Bug:
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug keeps something from call to call, and ``other`` does so too or comes and goes.
 
-        What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So a
-        failure that comes and goes is this bug if all wrong tensors are among those it may make wrong and the case
-        meets its conditions, unless this bug needs earlier calls or is right in a new process. One that shows after
-        other calls alone is this bug if it needs such calls too, and may spoil its tensors. So is what a call writes
-        over, if it reuses returned memory.
+        What an earlier call left behind, or a race, may make any tensor wrong in any law that compares calls. So two
+        that show after the same calls are one, and a failure that comes and goes is this bug if it may make all of
+        the wrong tensors so and the case meets its conditions, unless it needs earlier calls or is right in a new
+        process. So is one that shows after other calls alone, if this bug needs such calls and may spoil its tensors,
+        and what a call writes over, if it reuses returned memory.
         """
         if other.failure.finding.kind == AFTER_OTHERS:
             return self.may_spoil_later(other.failure.finding)
         if self.keeps_state and (other.keeps_state or other.always_differs_between):
-            return self.is_kin(other) or "repeats" in self.always_differs_between
+            after, also_after = ((x.failure.case.earlier, x.failure.case.way) for x in (self, other))
+            return self.is_kin(other) or after == also_after or "repeats" in self.always_differs_between
         theirs, is_right_anew = other.failure.finding, self.failure.finding.kind == AFTER_OTHERS
         is_of_calls = is_right_anew or law_named(self.failure.law).compares
         if not is_of_calls or theirs.kind != INTERMITTENT:

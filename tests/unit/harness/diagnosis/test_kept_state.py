@@ -46,6 +46,18 @@ def after_others(*tensors: str) -> Bug:
     return replace(known, failure=replace(known.failure, finding=right_alone(wrong(*tensors))))
 
 
+def test_what_shows_after_the_same_calls_is_one_bug_in_whatever_tensor() -> None:
+    """A function that is kept without its scale makes lse wrong in one case, and dk in another."""
+
+    def after(call: str, tensor: str) -> Bug:
+        need = Condition("earlier", ((call,),), ((),))
+        return bug(replace(CASE, earlier=(call,)), (tensor,), need, law="sequences")
+
+    of_lse = after("scale", "lse")
+    assert of_lse.keeps_state_as(after("scale", "dk"))
+    assert not of_lse.keeps_state_as(after("shorter", "dk"))
+
+
 def test_another_forward_before_the_backward_is_another_call() -> None:
     """A buffer of a shape is written over by the next forward, or raises where it was made in inference mode."""
     of_way = Condition("way", ("other_scale",), ("none",))
