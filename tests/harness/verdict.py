@@ -270,7 +270,8 @@ class Finding:
     @property
     def tells_instead(self) -> bool:
         """Whether it is known what the kernel does instead, so that a report begins with it."""
-        return bool(self.alternatives or self.outside)
+        is_written = self.kind == "memory" and bool(self.certificate)
+        return is_written or bool(self.alternatives or self.outside)
 
     def told_instead_as(self, other: "Finding") -> "Finding":
         """Return the finding with what another of the same bug says that the kernel does instead."""

@@ -4,11 +4,12 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from reference.alternatives import named
 from reference.alternatives.declaration import BACKWARD, OUT_AND_LSE
-from strategies.case import LAYOUT_FIELDS, Case
+from strategies.case import LAYOUT_FIELDS, TENSORS, Case
 from strategies.features import LENGTHS, NAN, SCORES, value_of
 from tests.harness.bugs.attribution import FailingExample
 from tests.harness.bugs.bug import Bug
@@ -22,6 +23,8 @@ from tests.harness.verdict import NUMBERS, Finding
 
 CERTIFICATE_SECONDS = 12.0
 """Seconds of the processor to find out what a kernel computes instead, and as many to call it."""
+MOST_WRITTEN = 12
+"""Of how many further calls it is asked what a kernel writes over an input."""
 NEARBY = ("causal", "group", "heads_kv", "batch", "sm_scale", *LENGTHS, *LAYOUT_FIELDS, *ADDED)
 """Fields that calls near the failing case have as it has them, or nearly so."""
 
@@ -31,16 +34,20 @@ def certified(
 ) -> Failure:
     """Return a failure with its certificate, if calls show what the kernel computes or reads instead.
 
-    Where it is NaN that comes from memory around an input, the certificate says so. Otherwise calls near the failing
-    one are asked first, which have what it ``needs``, by names of fields, and the rest as it is there; then calls that
-    have what it needs, and calls of all kinds, with large scores if it needs some. All are judged against the exact
-    certificates of ``known`` bugs, so that the failure gets what is not in these.
+    Where it is NaN that comes from memory around an input, or an input that is written to, the certificate says so.
+    Otherwise calls near the failing one are asked first, which have what it ``needs``, by names of fields, and the rest
+    as it is there; then calls that have what it needs, and calls of all kinds, with large scores if it needs some. All
+    are judged against the exact certificates of ``known`` bugs, so that the failure gets what is not in these.
     Calls with sequences of different lengths are not asked: a certificate of such a failure is told if it explains it.
     """
     case = failure.case
     if outside := runs.read_outside(failure.law, case, failure.finding):
         what = f"memory is read that lies {' and '.join(outside)}"
         return replace(failure, finding=replace(failure.finding, certificate=what, outside=outside))
+    if failure.finding.kind == "memory" and failure.finding.tensor in TENSORS:
+        cases = [case, *islice(probes(case, runs.claims_of(failure.law), needs), MOST_WRITTEN)]
+        words = runs.written(failure, failure.finding.tensor, cases)
+        return replace(failure, finding=replace(failure.finding, certificate=words))
     is_of_lengths = case.ragged != "none"
     is_asked = law_named(failure.law).shares_cases or is_of_lengths
     share = runs.clock.most_of_it(seconds)

@@ -511,6 +511,13 @@ class Runs:
             return tuple(self.child.ask(run.request("outside", tensor=finding.tensor))["places"])
         return ()
 
+    def written(self, run: Run, tensor: str, cases: Sequence[Case]) -> str:
+        """Return what the kernel writes over an input in these cases, in words; "" if that is not known."""
+        with suppress(ChildDied, HarnessError):
+            told = {"tensor": tensor, "cases": [*map(to_record, cases)]}
+            return " or ".join(self.child.ask(run.request("written", **told))["words"])
+        return ""
+
     def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""
         seconds = max(self.clock.least, self.clock.cut(self.child.run_seconds))

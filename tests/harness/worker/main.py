@@ -74,6 +74,7 @@ from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script
 from tests.harness.worker.script_process import ScriptProcess
 from tests.harness.worker.source import WritingTrial
+from tests.harness.worker.written import written
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 
@@ -215,6 +216,16 @@ class Worker:
             trial = Trial(kernel, run.case, self.device, run.safety, margin=FINITE_POISON, home=self.device)
             places = read_outside(trial, request["tensor"])
         return {"places": places}
+
+    def do_written(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what a kernel writes over an input, a ``tensor``, in all ``cases`` that show it, in words."""
+        run = run_of(request)
+        kernel = self.kernel(run.spec, run.claims)
+
+        def trial_of(case: Case) -> Trial:
+            return Trial(kernel, case, self.device, run.safety, home=home_of(case, self.device))
+
+        return {"words": written(map(from_record, request["cases"]), trial_of, request["tensor"])}
 
     def do_in_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether a case holds if the programs of each launch run one after the other, as in a script."""
