@@ -163,9 +163,8 @@ def explained_by(broken: FailingExample, known: Sequence[Bug], runs: Runs) -> li
             return bugs
     wrong = wrong_tensors(broken.finding)
     for bug in with_one:
-        is_asked = wrong <= _concerned(bug.failure.finding.alternatives) and _may_have_other_sizes(
-            bug, broken.case
-        )
+        about = _concerned(bug.failure.finding.alternatives)
+        is_asked = wrong <= about and _may_have_other_sizes(bug, broken.case)
         for sized in _of_other_sizes(bug) if is_asked else ():
             if runs.holds_as(broken.law, broken.case, broken.ignored, sized):
                 return [bug]

@@ -33,7 +33,7 @@ def _are_two(one: Bug, other: Bug, runs: Runs) -> bool:
         f = bug.failure
         broken = FailingExample(f.law, f.case, f.finding, f.ignored)
         if alternatives := certain_in([known], broken):
-            rest = left_by(broken, (*f.alternatives, *alternatives), runs)
+            rest = left_by(broken, tuple(dict.fromkeys((*f.alternatives, *alternatives))), runs)
             if rest is not None and are_apart(alternatives, wrong_tensors(rest)):
                 return True
     return False
