@@ -31,7 +31,7 @@ from kernels import registry
 from kernels.contract import AttentionKernel
 from kernels.contract.parsing import describe as describe_claims
 from reference import safe_softmax
-from reference.alternatives import named
+from reference.alternatives import Alternative, named
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from strategies.case import TENSORS, Case, from_record
@@ -193,13 +193,8 @@ class Worker:
         ``of_some`` is whether it is known of some kinds alone.
         """
         run = run_of(request)
-        kernel = self.kernel(run.spec, run.claims)
         known = tuple(named(json.loads(x)) for x in run.alternatives)
-
-        def trial_of(case: Case) -> Trial:
-            home = home_of(case, self.device)
-            return Trial(kernel, case, self.device, run.safety, home=home, alternatives=known)
-
+        trial_of = self._trials(run, known)
         kinds = [Asked(*(list(map(from_record, cases)) for cases in kind)) for kind in request["kinds"]]
         told, is_of_all = certificate(kinds, trial_of, request["seconds"], request["tensor"])
         records = [json.dumps(x.record) for x in told.alternatives]
@@ -207,6 +202,16 @@ class Worker:
         new = [x for x in told.alternatives if (x.name, x.values) not in before]
         words = replace(told, alternatives=new).words
         return {"words": words, "alternatives": records if new else [], "of_some": not is_of_all}
+
+    def _trials(self, run: Run, known: tuple[Alternative, ...] = ()) -> Callable[[Case], Trial]:
+        """Return what makes a trial of a case on a run's kernel, judged against what is ``known`` to be computed."""
+        kernel = self.kernel(run.spec, run.claims)
+
+        def trial_of(case: Case) -> Trial:
+            home = home_of(case, self.device)
+            return Trial(kernel, case, self.device, run.safety, home=home, alternatives=known)
+
+        return trial_of
 
     def do_outside(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the places around the inputs of a case from which NaN reaches a ``tensor`` of its results."""
@@ -219,12 +224,7 @@ class Worker:
 
     def do_written(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what a kernel writes over an input, a ``tensor``, in all ``cases`` that show it, in words."""
-        run = run_of(request)
-        kernel = self.kernel(run.spec, run.claims)
-
-        def trial_of(case: Case) -> Trial:
-            return Trial(kernel, case, self.device, run.safety, home=home_of(case, self.device))
-
+        trial_of = self._trials(run_of(request))
         return {"words": written(map(from_record, request["cases"]), trial_of, request["tensor"])}
 
     def do_in_turn(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a kernel writes over an input: the input before and after a call tells."""
+"""What a kernel writes over an input, found by a comparison of the input before a call with the input after it."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -59,7 +59,7 @@ def test_what_shows_after_the_same_calls_is_one_bug_in_whatever_tensor() -> None
 
 
 def test_another_forward_before_the_backward_is_another_call() -> None:
-    """A buffer of a shape is written over by the next forward, or raises where it was made in inference mode."""
+    """A kernel keeps a buffer for each shape: the next forward overwrites what the backward of the first one needs."""
     of_way = Condition("way", ("other_scale",), ("none",))
     kept = bug(replace(CASE, way="other_scale"), ("dq", "dk", "dv"), of_way)
     alone = bug(replace(CASE, way="v_alone"), ("dv",), Condition("way", ("v_alone",), ("none",)))
